@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "varlane/version.h"
+
+namespace varlane {
+const char* VersionString() { return VARLANE_VERSION_STRING; }
+}  // namespace varlane

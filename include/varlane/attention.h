@@ -1,0 +1,177 @@
+// Attention: one launch for any ragged batch over a paged KV cache.
+//
+// Prefill chunks, decode steps and draft verification are one thing: sequence i
+// brings q_len = cu_seqlens_q[i+1] - cu_seqlens_q[i] query tokens at absolute
+// positions [seq_len - q_len, seq_len), whose K/V are in the cache already.
+// A plan is made - and everything validated - once a step, run once a layer.
+//
+// Bits: for given dtypes a row's output is bit-identical whatever else is in
+// the batch, wherever chunk boundaries fall, however many workers run, whichever
+// owner pattern, partition mode, block size, block table or (FMA) instruction
+// set: docs/numerics.md says why. Layer 3.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_ATTENTION_H_
+#define VARLANE_ATTENTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "varlane/dtype.h"
+#include "varlane/export.h"
+#include "varlane/kv_layout.h"
+#include "varlane/runtime.h"
+#include "varlane/status.h"
+
+namespace varlane {
+
+// One step's ragged batch. Borrowed during Plan only.
+struct Batch {
+  std::span<const int32_t> cu_seqlens_q;  // [N+1], exclusive prefix sum
+  std::span<const int32_t> seq_lens;      // [N], context incl. this step
+  std::span<const int32_t> block_tables;  // [N, block_table_stride]
+  int64_t block_table_stride = 0;         // entries a row
+
+  int64_t num_seqs() const { return static_cast<int64_t>(seq_lens.size()); }
+};
+
+// The same for every layer of a plan.
+struct AttentionShape {
+  int num_q_heads = 0;   // any multiple of layout.num_kv_heads
+  double scale = 0;      // of q.k; 0 = 1/sqrt(head_size)
+  bool causal = true;    // false: a row sees all seq_len tokens
+};
+
+enum class OwnerPattern : uint8_t {
+  kSearch,  // every threadgroup searches cu_seqlens_q: <= ceil(log2(N+1)) loads
+  kMap,     // a query-block -> sequence map made by Plan
+};
+enum class PartitionMode : uint8_t {
+  kAuto,    // spread when the launch would underfill the workers
+  kSpread,  // context partitions are threadgroups; the last arriver merges
+  kWalk,    // one threadgroup walks its partitions in order
+};
+VARLANE_EXPORT const char* OwnerPatternName(OwnerPattern pattern);
+VARLANE_EXPORT const char* PartitionModeName(PartitionMode mode);
+
+struct PlanOptions {
+  OwnerPattern owner = OwnerPattern::kSearch;
+  PartitionMode partitions = PartitionMode::kAuto;
+};
+
+// A tensor [tokens, heads, head_size] whose innermost axis is contiguous.
+// Strides are in elements; any alignment of the element type will do.
+template <typename Pointer>
+struct TensorView {
+  Pointer data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t token_stride = 0;  // 0 = heads x head_size
+  int64_t head_stride = 0;   // 0 = head_size
+};
+using ConstTensor = TensorView<const void*>;
+using MutableTensor = TensorView<void*>;
+
+struct AttentionTensors {
+  ConstTensor q;       // [total_q, Hq, D]   f32, bf16 or f16
+  MutableTensor out;   // [total_q, Hq, Dv]  f32, bf16 or f16
+  float* lse = nullptr;  // [total_q, Hq] natural log; -inf for a row that sees
+                         // nothing (its out is 0); null = not wanted
+};
+
+// What a launch did. Counted, not estimated.
+struct LaunchReport {
+  int64_t threadgroups = 0;          // of the grid
+  int64_t surplus_threadgroups = 0;  // that returned at once
+  int64_t owner_searches = 0;        // threadgroups that searched cu_seqlens_q
+  int64_t owner_lookups = 0;         // threadgroups that read the map
+  int64_t spread_partitions = 0;     // partials written for a later merge
+  int64_t merges = 0;                // last arrivers that merged
+  int64_t kv_bytes = 0;              // K/V bytes the batch has to read once
+  int64_t flops = 0;                 // 2 x (D + Dv) per visible (row, key)
+  double seconds = 0;                // wall time of the launch
+};
+
+class VARLANE_EXPORT AttentionPlan {
+ public:
+  AttentionPlan();
+  ~AttentionPlan();
+  AttentionPlan(AttentionPlan&&) noexcept;
+  AttentionPlan& operator=(AttentionPlan&&) noexcept;
+
+  bool spreads_partitions() const noexcept;  // what kAuto chose
+  int64_t num_threadgroups() const noexcept;
+  int64_t total_q() const noexcept;
+  int64_t workspace_bytes() const noexcept;
+  // One line per decision; for people.
+  std::string ToString() const;
+
+ private:
+  friend class Attention;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The operation on one runtime with one kernel table.
+//
+// Threads: const members are safe from any thread, with different plans. One
+//          plan serves one Run at a time.
+class VARLANE_EXPORT Attention {
+ public:
+  // The table is RuntimeOptions::simd_target's, resolved here once.
+  // Errors: kNotFound for an unknown or unsupported target, listing those
+  //         there are.
+  // Lifetime: `runtime` must outlive it.
+  static Result<std::unique_ptr<Attention>> Create(Runtime* runtime);
+  ~Attention();
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+
+  const char* simd_target() const noexcept;
+
+  // Validates `batch` against `kv` and fills `plan`, reusing its memory.
+  //
+  // Errors: kInvalidArgument naming place, value and limit, e.g.
+  //         "block_tables[3][17] = 90210, but the pool has 4096 blocks";
+  //         kResourceExhausted when the workspace cannot be had. `plan` is
+  //         then empty, and running it is kFailedPrecondition.
+  // Cost:   O(N + table entries in use); no allocation once warm.
+  Status Plan(const Batch& batch, const AttentionShape& shape,
+              const KvView& kv, const PlanOptions& options,
+              AttentionPlan* plan) const;
+
+  // Computes softmax(scale q k^T + mask) v of one layer; blocks until done.
+  //
+  // Requires: `kv` has the layout the plan was made for, and at least its
+  //           blocks; tensors as AttentionTensors says.
+  // Errors:   kInvalidArgument, kFailedPrecondition (plan); kCancelled;
+  //           kAborted. `out` is unspecified after the last two.
+  Status Run(AttentionPlan* plan, const KvView& kv, int layer,
+             const AttentionTensors& tensors, LaunchReport* report = nullptr,
+             std::stop_token stop = {}) const;
+
+  // Writes K/V of this step's tokens to their slots, packing and rounding (to
+  // nearest even) to the cache's dtype. `slot_mapping` [num_tokens]: slot =
+  // block x block_size + offset; negative slots are skipped.
+  //
+  // Shapes: k [num_tokens, Hkv, D], v [num_tokens, Hkv, Dv].
+  // Errors: kInvalidArgument naming the slot and the limit; nothing is written.
+  Status WriteKv(const KvView& kv, int layer, const ConstTensor& k,
+                 const ConstTensor& v,
+                 std::span<const int64_t> slot_mapping) const;
+
+ private:
+  class Impl;
+  explicit Attention(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The kernel tables compiled in that this CPU can run, best first.
+VARLANE_EXPORT std::vector<std::string> SupportedSimdTargets();
+
+}  // namespace varlane
+
+#endif  // VARLANE_ATTENTION_H_

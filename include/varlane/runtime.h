@@ -1,0 +1,193 @@
+// Runtime: this machine's topology and pinned workers, and the launch engine.
+//
+// The engine is general: attention runs on it, and a service can launch its
+// own grids (norms, GEMMs) on the same workers. Layer 1.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_RUNTIME_H_
+#define VARLANE_RUNTIME_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "varlane/export.h"
+#include "varlane/function_ref.h"
+#include "varlane/status.h"
+
+namespace varlane {
+
+enum class NumaPolicy : uint8_t {
+  kAuto,  // one arena per NUMA node that has CPUs we may run on
+  kOff,   // one arena for all
+};
+
+enum class HugePages : uint8_t {
+  kOff,          // base pages (4 KiB on x86)
+  kTransparent,  // ask with madvise; take what comes
+  kExplicit,     // hugetlb pool first, then transparent
+};
+
+// How a Runtime is built. Every field has an environment variable of the same
+// meaning (`varlane info` lists them).
+struct VARLANE_EXPORT RuntimeOptions {
+  int num_threads = 0;     // workers, the caller included; 0 = one per core
+  bool use_smt = false;    // count SMT siblings as cores
+  bool pin = true;         // pin workers; off where the topology is not ours
+  NumaPolicy numa = NumaPolicy::kAuto;
+  HugePages huge_pages = HugePages::kTransparent;
+  std::string simd_target;  // kernel table name; "" = best this CPU has
+  std::string topology;     // "" = this machine; else XML file or synthetic,
+                            // e.g. "numa:2 core:4 pu:1"
+
+  // Reads VARLANE_*. Errors: kInvalidArgument naming variable and value.
+  static Result<RuntimeOptions> FromEnvironment();
+};
+
+// One core the runtime may use. Indices are positions in Topology's vectors.
+struct Core {
+  int package = 0;
+  int node = 0;
+  int l3 = -1;  // -1: the machine shows none
+  int l2 = -1;
+  std::vector<int> pus;  // OS indices of its hardware threads we may run on
+};
+
+struct NumaNode {
+  int os_index = 0;
+  int64_t memory_bytes = 0;    // local memory; 0 = a node without memory
+  std::vector<int> cores;      // indices into Topology::cores; may be empty
+};
+
+struct Cache {
+  int level = 0;
+  int64_t size_bytes = 0;
+  std::vector<int> cores;
+};
+
+struct PageSize {
+  int64_t bytes = 0;
+  int64_t total = 0;  // explicit pages in the pool; 0 for the base size
+  int64_t free = 0;
+};
+
+// What the runtime knows of the machine: a value, immutable once made, limited
+// to the CPUs that affinity and cpuset allow.
+struct VARLANE_EXPORT Topology {
+  std::string source;  // "this machine", "xml:FILE" or "synthetic:STRING"
+  bool is_this_machine = true;
+  int num_packages = 0;
+  int num_pus = 0;          // hardware threads we may run on
+  int num_pus_machine = 0;  // hardware threads there are
+  std::vector<NumaNode> nodes;
+  std::vector<Core> cores;  // in node order
+  std::vector<Cache> l3;
+  std::vector<Cache> l2;
+  std::vector<PageSize> page_sizes;  // base size first
+  std::string transparent_huge_pages;  // "always", "madvise", "never", ""
+  std::vector<std::string> warnings;   // what could not be detected
+
+  // Errors: kNotFound (unreadable file), kInvalidArgument (bad string),
+  // kUnavailable (hwloc failed): detection never fails silently.
+  static Result<Topology> Detect(const RuntimeOptions& options);
+};
+
+// A launch's index space: flat, over-provisioned; surplus threadgroups return
+// early. With several NUMA nodes `node_begin` may cut it into one contiguous
+// range a node; each node's workers drain their own range first, then steal.
+struct Grid {
+  int64_t num_threadgroups = 0;
+  std::span<const int64_t> node_begin = {};  // [nodes + 1] or empty
+};
+
+// What a threadgroup's body sees. Valid during the call.
+class Threadgroup {
+ public:
+  Threadgroup(int64_t index, int worker, int node, std::span<std::byte> scratch,
+              bool (*cancelled)(const void*), const void* launch) noexcept
+      : index_(index),
+        worker_(worker),
+        node_(node),
+        scratch_(scratch),
+        cancelled_(cancelled),
+        launch_(launch) {}
+
+  int64_t index() const noexcept { return index_; }  // [0, num_threadgroups)
+  // [0, Runtime::num_workers()); no two concurrent bodies of one launch share
+  // it, so per-worker accumulators indexed by it need no atomics.
+  int worker() const noexcept { return worker_; }
+  int node() const noexcept { return node_; }  // index into Topology::nodes
+  // Private to this body while it runs; 64-byte aligned, contents arbitrary,
+  // at least LaunchOptions::scratch_bytes.
+  std::span<std::byte> scratch() const noexcept { return scratch_; }
+  // True once another body threw or a stop was asked for: long bodies may
+  // poll it and return.
+  bool cancelled() const noexcept { return cancelled_(launch_); }
+
+ private:
+  int64_t index_;
+  int worker_;
+  int node_;
+  std::span<std::byte> scratch_;
+  bool (*cancelled_)(const void*);
+  const void* launch_;
+};
+
+struct LaunchOptions {
+  size_t scratch_bytes = 0;   // per worker
+  std::stop_token stop = {};  // asking it to stop cancels the launch
+  int max_workers = 0;        // 0 = all
+};
+
+// Workers pinned to cores, one TBB arena per NUMA node, and scratch per worker.
+//
+// Threads: every member is safe from any thread, several launches at once and
+//          launches from inside bodies included.
+// Fork:    the child of a fork() must not use the parent's Runtime.
+class VARLANE_EXPORT Runtime {
+ public:
+  // Errors: those of Topology::Detect; kInvalidArgument for a bad option.
+  static Result<std::unique_ptr<Runtime>> Create(const RuntimeOptions& options);
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  const RuntimeOptions& options() const noexcept;
+  const Topology& topology() const noexcept;
+  int num_workers() const noexcept;
+  int num_nodes() const noexcept;  // arenas
+  // The node whose memory worker w uses; [0, num_nodes()).
+  int NodeOfWorker(int worker) const noexcept;
+  // OS index of the hardware thread worker w is pinned to; -1 = not pinned.
+  int PuOfWorker(int worker) const noexcept;
+
+  // Runs `body` once for every index of `grid`; returns when all have run.
+  // The caller takes part as one worker.
+  //
+  // Errors:   kAborted when a body threw: the first exception's text; the rest
+  //           of the grid is cancelled, and the runtime is as good as new.
+  //           kCancelled when options.stop asked. kResourceExhausted when
+  //           scratch cannot be had. kInvalidArgument for a bad grid. What a
+  //           failed launch wrote is unspecified.
+  // Cost:     warm, one threadgroup runs inline in the caller; no allocation
+  //           once every worker has had its scratch.
+  Status Launch(const Grid& grid, FunctionRef<void(const Threadgroup&)> body,
+                const LaunchOptions& options = {});
+
+  // Runs `body` once on a worker pinned to `node` (first touch, without any
+  // privilege); returns when done. Errors: as Launch.
+  Status RunOnNode(int node, FunctionRef<void()> body);
+
+ private:
+  class Impl;
+  explicit Runtime(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_RUNTIME_H_

@@ -1,0 +1,127 @@
+// Scheduler: continuous batching. Requests in, one ragged batch a step out.
+//
+// There is no prefill phase and no decode phase: each request catches up with
+// its known tokens, within one token budget a step, decodes first. It emits
+// exactly the Batch of attention.h plus slot_mapping and knows no kernels; the
+// caller owns tokens, weights and sampling. Layer 4.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_SCHEDULER_H_
+#define VARLANE_SCHEDULER_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "varlane/attention.h"
+#include "varlane/export.h"
+#include "varlane/kv_pool.h"
+#include "varlane/status.h"
+
+namespace varlane {
+
+using RequestId = int64_t;
+
+struct SchedulerOptions {
+  int64_t token_budget = 2048;  // query tokens a step, at least 1
+  int64_t max_seqs = 256;       // requests running at once
+  int64_t max_chunk = 0;        // prefill tokens of one request a step; 0 = any
+  double watermark = 0.01;      // share of blocks a new request must leave free
+};
+
+struct Request {
+  RequestId id = 0;              // unique among those not finished
+  int64_t prompt_tokens = 0;     // at least 1
+  int64_t max_new_tokens = 1;    // at least 1; the EOS counts
+  int priority = 0;              // higher first; ties by arrival
+};
+
+// One sequence's part of a step: query tokens at absolute positions
+// [begin, begin + count). Positions below the prompt length are prompt tokens,
+// others are generated ones (after a preemption those are fed again too).
+struct StepEntry {
+  RequestId request = 0;
+  SeqId sequence = 0;
+  int64_t begin = 0;
+  int64_t count = 0;
+  bool is_prefill = false;  // more known tokens than one were outstanding
+  bool samples = false;     // its last row yields the request's next token
+};
+
+// A step: what to run. Reused between calls; no allocation once warm.
+struct Step {
+  std::vector<StepEntry> entries;      // [N], decodes first
+  std::vector<int32_t> cu_seqlens_q;   // [N+1]
+  std::vector<int32_t> seq_lens;       // [N]
+  std::vector<int32_t> block_tables;   // [N, block_table_stride]
+  int64_t block_table_stride = 0;
+  std::vector<int64_t> slot_mapping;   // [total_q]
+
+  int64_t total_q() const { return static_cast<int64_t>(slot_mapping.size()); }
+  bool empty() const { return entries.empty(); }
+  Batch batch() const {
+    return {cu_seqlens_q, seq_lens, block_tables, block_table_stride};
+  }
+};
+
+struct SchedulerStats {
+  int64_t steps = 0;
+  int64_t waiting = 0;
+  int64_t running = 0;
+  int64_t finished = 0;
+  int64_t cancelled = 0;
+  int64_t preemptions = 0;        // requests sent back to recompute
+  int64_t prefill_tokens = 0;     // scheduled, recomputed ones included
+  int64_t decode_tokens = 0;
+  int64_t recomputed_tokens = 0;  // computed again after a preemption
+};
+
+// Threads: Submit, Cancel and stats are safe from any thread; Schedule and
+//          Complete belong to one engine thread, alternating.
+class VARLANE_EXPORT Scheduler {
+ public:
+  // Errors: kInvalidArgument naming the option.
+  // Lifetime: `pool` must outlive it.
+  static Result<std::unique_ptr<Scheduler>> Create(
+      const SchedulerOptions& options, KvPool* pool);
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // Queues a request. kNeverFits when prompt + max_new tokens need more blocks
+  // than the pool can ever hold: then it is not queued. Otherwise kAdmitted or
+  // kWait (queued; the pool is too full to start it now).
+  // Errors: kInvalidArgument (bad counts), kAlreadyExists (id in use).
+  Result<Admission> Submit(const Request& request);
+
+  // Drops a request wherever it is; its blocks come back before the next step.
+  // Errors: kNotFound.
+  Status Cancel(RequestId id);
+
+  // Fills `step` with the next batch; empty when there is nothing to do. Each
+  // running request's blocks for this step are allocated here; when the pool
+  // runs dry the lowest-priority, youngest request is preempted: its blocks are
+  // freed and it starts over from its first token, generated ones included.
+  // Errors: kFailedPrecondition when the previous step was not completed.
+  Status Schedule(Step* step);
+
+  // Tells that `step` was computed. `finished` names requests that produced
+  // their EOS: they end and free their blocks at once, as do those that reached
+  // max_new_tokens, which are appended to `ended` (may be null).
+  // Errors: kFailedPrecondition (no step outstanding), kNotFound (unknown id).
+  Status Complete(const Step& step, std::span<const RequestId> finished,
+                  std::vector<RequestId>* ended = nullptr);
+
+  SchedulerStats stats() const;
+  bool idle() const;  // nothing waiting, nothing running
+
+ private:
+  class Impl;
+  explicit Scheduler(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_SCHEDULER_H_
