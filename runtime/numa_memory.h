@@ -49,7 +49,8 @@ Result<HugePages> CommitMemory(std::byte* data, int64_t bytes, HugePages want);
 // node (first touch); contents are kept. A memory cgroup's limit does NOT show
 // as an error here: the kernel kills the process. Budget first.
 //
-// Errors:   kResourceExhausted where the kernel has no page to give.
+// Errors:   kResourceExhausted where the kernel has no page to give;
+//           kFailedPrecondition where the range is not committed.
 Status PopulateMemory(std::byte* data, int64_t bytes);
 
 // Gives the pages back (RSS falls at once) and makes the range reserved again,

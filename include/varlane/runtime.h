@@ -108,12 +108,13 @@ struct Grid {
 class Threadgroup {
  public:
   Threadgroup(int64_t index, int worker, int node, std::span<std::byte> scratch,
-              bool (*cancelled)(const void*), const void* launch) noexcept
+              bool (*is_cancelled)(const void*),
+              const void* launch) noexcept
       : index_(index),
         worker_(worker),
         node_(node),
         scratch_(scratch),
-        cancelled_(cancelled),
+        cancelled_(is_cancelled),
         launch_(launch) {}
 
   int64_t index() const noexcept { return index_; }  // [0, num_threadgroups)

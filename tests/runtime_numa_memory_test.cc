@@ -1,0 +1,226 @@
+// Proves that memory is reserved, committed, populated and given back.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include "runtime/numa_memory.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/testing/testing.h"
+
+namespace varlane {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// A reservation that frees itself.
+class Reservation {
+ public:
+  Reservation(int64_t bytes, int64_t alignment) : bytes_(bytes) {
+    Result<std::byte*> data = ReserveAddressSpace(bytes, alignment);
+    EXPECT_TRUE(testing::IsOk(data));
+    if (data.ok()) data_ = *data;
+  }
+  ~Reservation() { ReleaseAddressSpace(data_, bytes_); }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  int64_t bytes_;
+};
+
+// Pages of the range that are in RAM, by the kernel's own count.
+int64_t ResidentBytes(std::byte* data, int64_t bytes) {
+  const int64_t page = BasePageBytes();
+  std::vector<unsigned char> in_ram(static_cast<size_t>(bytes / page));
+  if (mincore(data, static_cast<size_t>(bytes), in_ram.data()) != 0) return -1;
+  int64_t total = 0;
+  for (const unsigned char flag : in_ram) total += (flag & 1) * page;
+  return total;
+}
+
+// Whether the kernel can read the byte, asked without risking a fault here.
+bool IsReadable(const std::byte* data) {
+  std::array<int, 2> ends{};
+  if (pipe(ends.data()) != 0) return false;
+  const bool readable = write(ends[1], data, 1) == 1;
+  EXPECT_TRUE(readable || errno == EFAULT);
+  close(ends[0]);
+  close(ends[1]);
+  return readable;
+}
+
+int64_t FreeExplicitPages() {
+  std::ifstream file(
+      "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+  int64_t pages = 0;
+  file >> pages;
+  return file ? pages : 0;
+}
+
+TEST(NumaMemoryTest, ReservesFarMoreThanTheMachineHas) {
+  // TSan limits the address space that programs may use.
+  const int64_t bytes = int64_t{64} << 30;
+  const Reservation space(bytes, kHugePageBytes);
+  ASSERT_NE(space.data(), nullptr);
+  EXPECT_FALSE(IsReadable(space.data()));
+  EXPECT_FALSE(IsReadable(space.data() + bytes - 1));
+}
+
+TEST(NumaMemoryTest, HonoursEveryAlignment) {
+  for (int64_t alignment = 1; alignment <= 64 * kMiB; alignment *= 4) {
+    const Reservation space(3 * BasePageBytes(), alignment);
+    ASSERT_NE(space.data(), nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(space.data()) %
+                  static_cast<uintptr_t>(alignment),
+              0u)
+        << alignment;
+  }
+}
+
+TEST(NumaMemoryTest, CommitsOnlyWhatIsAsked) {
+  const Reservation space(8 * kMiB, kHugePageBytes);
+  VARLANE_ASSERT_OK(
+      CommitMemory(space.data() + 2 * kMiB, 2 * kMiB, HugePages::kOff));
+  EXPECT_FALSE(IsReadable(space.data() + 2 * kMiB - 1));
+  EXPECT_TRUE(IsReadable(space.data() + 2 * kMiB));
+  EXPECT_TRUE(IsReadable(space.data() + 4 * kMiB - 1));
+  EXPECT_FALSE(IsReadable(space.data() + 4 * kMiB));
+}
+
+TEST(NumaMemoryTest, PopulateTakesEveryPageAndKeepsContents) {
+  const Reservation space(4 * kMiB, kHugePageBytes);
+  VARLANE_ASSERT_OK(CommitMemory(space.data(), 4 * kMiB, HugePages::kOff));
+  EXPECT_EQ(ResidentBytes(space.data(), 4 * kMiB), 0);
+  space.data()[5000] = std::byte{42};
+  VARLANE_ASSERT_OK(PopulateMemory(space.data(), 4 * kMiB));
+  EXPECT_EQ(ResidentBytes(space.data(), 4 * kMiB), 4 * kMiB);
+  EXPECT_EQ(space.data()[5000], std::byte{42});
+  EXPECT_EQ(space.data()[5001], std::byte{0});
+}
+
+TEST(NumaMemoryTest, PopulatingWhatIsNotCommittedIsAnError) {
+  const Reservation space(4 * kMiB, kHugePageBytes);
+  VARLANE_ASSERT_OK(CommitMemory(space.data(), 2 * kMiB, HugePages::kOff));
+  const Status status = PopulateMemory(space.data(), 4 * kMiB);
+  EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition)
+      << status.ToString();
+}
+
+TEST(NumaMemoryTest, DecommitGivesPagesBackAndFaultsAgain) {
+  const Reservation space(4 * kMiB, kHugePageBytes);
+  for (int round = 0; round < 3; ++round) {
+    VARLANE_ASSERT_OK(
+        CommitMemory(space.data(), 4 * kMiB, HugePages::kTransparent));
+    EXPECT_EQ(space.data()[0], std::byte{0}) << "round " << round;
+    std::memset(space.data(), 0xff, 4 * kMiB);
+    VARLANE_ASSERT_OK(DecommitMemory(space.data(), 2 * kMiB));
+    EXPECT_EQ(ResidentBytes(space.data(), 2 * kMiB), 0);
+    EXPECT_EQ(ResidentBytes(space.data() + 2 * kMiB, 2 * kMiB), 2 * kMiB);
+    EXPECT_FALSE(IsReadable(space.data()));
+    EXPECT_EQ(space.data()[2 * kMiB], std::byte{0xff});
+    VARLANE_ASSERT_OK(DecommitMemory(space.data() + 2 * kMiB, 2 * kMiB));
+  }
+}
+
+TEST(NumaMemoryTest, HugePageBytesNeverExceedsTheRange) {
+  const Reservation space(8 * kMiB, kHugePageBytes);
+  Result<HugePages> got =
+      CommitMemory(space.data(), 8 * kMiB, HugePages::kTransparent);
+  VARLANE_ASSERT_OK(got);
+  VARLANE_ASSERT_OK(PopulateMemory(space.data(), 8 * kMiB));
+  Result<int64_t> all = HugePageBytes(space.data(), 8 * kMiB);
+  VARLANE_ASSERT_OK(all);
+  EXPECT_EQ(*all % kHugePageBytes, 0);
+  EXPECT_LE(*all, 8 * kMiB);
+  Result<int64_t> part = HugePageBytes(space.data(), 2 * kMiB);
+  VARLANE_ASSERT_OK(part);
+  EXPECT_LE(*part, 2 * kMiB);
+  std::ifstream mode("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string text;
+  std::getline(mode, text);
+  if (*got != HugePages::kTransparent ||
+      text.find("[never]") != std::string::npos || *all == 0) {
+    GTEST_SKIP() << "no transparent huge page to be had here: " << text;
+  }
+  EXPECT_EQ(*part, 2 * kMiB);
+}
+
+TEST(NumaMemoryTest, OffMeansNoHugePages) {
+  const Reservation space(8 * kMiB, kHugePageBytes);
+  Result<HugePages> got = CommitMemory(space.data(), 8 * kMiB, HugePages::kOff);
+  VARLANE_ASSERT_OK(got);
+  EXPECT_EQ(*got, HugePages::kOff);
+  VARLANE_ASSERT_OK(PopulateMemory(space.data(), 8 * kMiB));
+  Result<int64_t> huge = HugePageBytes(space.data(), 8 * kMiB);
+  VARLANE_ASSERT_OK(huge);
+  EXPECT_EQ(*huge, 0);
+}
+
+TEST(NumaMemoryTest, ExplicitFallsBackAndSaysWhatItGot) {
+  const Reservation space(4 * kMiB, kHugePageBytes);
+  const bool pool_has_pages = FreeExplicitPages() >= 2;
+  Result<HugePages> got =
+      CommitMemory(space.data(), 4 * kMiB, HugePages::kExplicit);
+  VARLANE_ASSERT_OK(got);
+  if (pool_has_pages) {
+    EXPECT_EQ(*got, HugePages::kExplicit);
+  } else {
+    EXPECT_NE(*got, HugePages::kExplicit);
+  }
+  VARLANE_ASSERT_OK(PopulateMemory(space.data(), 4 * kMiB));
+  std::memset(space.data(), 1, 4 * kMiB);
+  if (pool_has_pages) {
+    Result<int64_t> huge = HugePageBytes(space.data(), 4 * kMiB);
+    VARLANE_ASSERT_OK(huge);
+    EXPECT_EQ(*huge, 4 * kMiB);
+  }
+  VARLANE_ASSERT_OK(DecommitMemory(space.data(), 4 * kMiB));
+  EXPECT_FALSE(IsReadable(space.data()));
+}
+
+TEST(NumaMemoryTest, ExplicitOnHalfAHugePageIsNotExplicit) {
+  const Reservation space(4 * kMiB, kHugePageBytes);
+  Result<HugePages> got =
+      CommitMemory(space.data(), 1 * kMiB, HugePages::kExplicit);
+  VARLANE_ASSERT_OK(got);
+  EXPECT_NE(*got, HugePages::kExplicit);
+}
+
+TEST(NumaMemoryTest, RefusalsNameTheValue) {
+  EXPECT_EQ(ReserveAddressSpace(0, 4096).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReserveAddressSpace(4096, 3000).status().code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReserveAddressSpace(INT64_MAX, 4096).status().code(),
+            StatusCode::kInvalidArgument);
+  const Status too_much = ReserveAddressSpace(int64_t{1} << 56, 4096).status();
+  EXPECT_EQ(too_much.code(), StatusCode::kResourceExhausted);
+  EXPECT_NE(too_much.message().find("64 PiB"), std::string_view::npos)
+      << too_much.message();
+  EXPECT_NE(too_much.message().find("Cannot allocate memory"),
+            std::string_view::npos)
+      << too_much.message();
+  const Reservation space(kMiB, 4096);
+  const Status odd = CommitMemory(space.data(), 100, HugePages::kOff).status();
+  EXPECT_EQ(odd.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(odd.message().find("bytes = 100"), std::string_view::npos);
+  EXPECT_EQ(PopulateMemory(space.data() + 1, 4096).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(DecommitMemory(nullptr, 4096).code(), StatusCode::kInvalidArgument);
+  ReleaseAddressSpace(nullptr, 4096);
+}
+
+}  // namespace
+}  // namespace varlane
