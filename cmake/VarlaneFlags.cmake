@@ -1,0 +1,25 @@
+# varlane_flags: flags of our own targets only; nothing leaks to those who link
+# us.
+# SPDX-License-Identifier: Apache-2.0
+add_library(varlane_flags INTERFACE)
+target_compile_features(varlane_flags INTERFACE cxx_std_20)
+target_compile_options(varlane_flags INTERFACE
+  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wundef
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+  $<$<BOOL:${VARLANE_WARNINGS_AS_ERRORS}>:-Werror>)
+target_compile_definitions(varlane_flags INTERFACE
+  VARLANE_CHECK_LEVEL=${VARLANE_CHECK_LEVEL})
+# -iquote, not -I: "memory/..." is ours, <memory> the standard's.
+target_compile_options(varlane_flags INTERFACE
+  "SHELL:-iquote ${PROJECT_SOURCE_DIR}")
+if(VARLANE_SANITIZE)
+  target_compile_options(varlane_flags INTERFACE
+    -fsanitize=${VARLANE_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
+  target_link_options(varlane_flags INTERFACE -fsanitize=${VARLANE_SANITIZE})
+  if(VARLANE_SANITIZE MATCHES "thread")
+    # g++ warns that TSan does not model fences; oneTBB's headers use them.
+    target_compile_options(varlane_flags INTERFACE
+      $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
+  endif()
+endif()
