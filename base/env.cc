@@ -33,7 +33,7 @@ constexpr std::array kVariables = {
                 "hwloc topology to load: an XML file or a synthetic string"},
 };
 
-bool Known(const char* name) {
+[[maybe_unused]] bool Known(const char* name) {
   return std::any_of(kVariables.begin(), kVariables.end(),
                      [&](const EnvVariable& variable) {
                        return std::strcmp(variable.name, name) == 0;
