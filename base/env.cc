@@ -49,7 +49,12 @@ Status Malformed(const char* name, const std::string& value,
 
 }  // namespace
 
-std::span<const EnvVariable> EnvVariables() { return kVariables; }
+std::span<const EnvVariable> EnvironmentVariables() { return kVariables; }
+
+std::string EnvironmentValue(const EnvVariable& variable) {
+  if (!Known(variable.name)) return "";
+  return EnvString(variable.name).value_or("");
+}
 
 std::optional<std::string> EnvString(const char* name) {
   VARLANE_DCHECK(Known(name));

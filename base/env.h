@@ -9,24 +9,15 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 
+#include "varlane/environment.h"
 #include "varlane/status.h"
 
 namespace varlane {
 
-struct EnvVariable {
-  const char* name;           // "VARLANE_THREADS"
-  const char* default_value;  // as a person would write it
-  const char* meaning;        // one sentence
-};
-
-// Every variable Varlane knows, sorted by name; `varlane info` prints it.
-std::span<const EnvVariable> EnvVariables();
-
 // The raw value, or nothing where the variable is unset or empty.
-// Requires: `name` stands in EnvVariables().
+// Requires: `name` stands in EnvironmentVariables().
 std::optional<std::string> EnvString(const char* name);
 
 // Parsed values. Nothing where unset; kInvalidArgument naming the variable and

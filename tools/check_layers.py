@@ -19,8 +19,8 @@ import tempfile
 
 # Each public header's layer; a new header must be entered here.
 PUBLIC_LAYER = {
-    "dtype.h": 0, "export.h": 0, "function_ref.h": 0, "kv_layout.h": 0,
-    "reference.h": 0, "status.h": 0, "version.h": 0,
+    "dtype.h": 0, "environment.h": 0, "export.h": 0, "function_ref.h": 0,
+    "kv_layout.h": 0, "reference.h": 0, "status.h": 0, "version.h": 0,
     "runtime.h": 1,
     "memory_budget.h": 2, "kv_pool.h": 2,
     "attention.h": 3,
