@@ -1,0 +1,219 @@
+// MemoryLimits::Detect: host RAM, every cgroup ancestor, and the rlimits.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/strings.h"
+#include "memory/cgroup.h"
+#include "memory/proc_file.h"
+#include "varlane/memory_budget.h"
+
+namespace varlane {
+namespace {
+
+// cgroup v1 says "unlimited" as 2^63 - 1 rounded down to a page, be it of 4 KiB
+// (9223372036854771712) or of 64 KiB.
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max() - 65535;
+
+class Detector {
+ public:
+  explicit Detector(const std::string& root) : root_(root) {}
+
+  Result<MemoryLimits> Run() {
+    if (Status status = AddHost(); !status.ok()) return status;
+    MemoryCgroups cgroups = FindMemoryCgroups(root_);
+    for (std::string& warning : cgroups.warnings) Warn(std::move(warning));
+    AddV1(cgroups);
+    for (const MemoryCgroup& cgroup : cgroups.levels) {
+      if (cgroup.version == 2) AddV2(cgroup);
+    }
+    if (root_.empty()) AddRlimits();
+    Conclude();
+    return std::move(out_);
+  }
+
+ private:
+  void Warn(std::string warning) {
+    out_.warnings.push_back(std::move(warning));
+  }
+
+  void Add(std::string name, int64_t limit, int64_t used) {
+    if (limit >= kUnlimited) return;
+    out_.limits.push_back(
+        {std::move(name), limit, used, std::max<int64_t>(limit - used, 0)});
+  }
+
+  Status AddHost() {
+    const std::string path = root_ + "/proc/meminfo";
+    const Result<std::string> text = ReadProcFile(path);
+    if (!text.ok()) {
+      return {StatusCode::kUnavailable,
+              StrCat("host RAM is unknown: ", text.status().message())};
+    }
+    const std::optional<int64_t> total = FindKilobytes(*text, "MemTotal:");
+    if (!total || *total == 0 || *total >= kUnlimited) {
+      return {StatusCode::kUnavailable,
+              StrCat("host RAM is unknown: no sane MemTotal in ", path)};
+    }
+    std::optional<int64_t> available = FindKilobytes(*text, "MemAvailable:");
+    if (!available) {
+      Warn(StrCat(path, ": no MemAvailable; MemFree is taken instead"));
+      available = FindKilobytes(*text, "MemFree:");
+    }
+    Add("host RAM", *total, *total - std::min(available.value_or(0), *total));
+    return {};
+  }
+
+  // A number from a cgroup file: nothing where the file is not there (v2: the
+  // controller is off at that level) or, with a warning, not readable.
+  std::optional<int64_t> ReadCount(const std::string& path,
+                                   std::string_view consequence,
+                                   bool required = false) {
+    const Result<std::string> text = ReadProcFile(path);
+    if (text.ok()) {
+      if (text->substr(0, 3) == "max") return kUnlimited;
+      const std::optional<int64_t> count = ParseCount(*text);
+      if (!count) Warn(StrCat(path, ": no number; ", consequence));
+      return count;
+    }
+    if (required || text.status().code() != StatusCode::kNotFound) {
+      Warn(StrCat(text.status().message(), "; ", consequence));
+    }
+    return std::nullopt;
+  }
+
+  // What a cgroup has in use and cannot simply drop. The kernel charges page
+  // cache to it too; that part comes back when somebody needs the memory.
+  int64_t NonReclaimable(const MemoryCgroup& cgroup, const char* usage_file,
+                         std::initializer_list<std::string_view> reclaimable) {
+    const Result<std::string> usage =
+        ReadProcFile(cgroup.directory + usage_file);
+    const std::optional<int64_t> current =
+        usage.ok() ? ParseCount(*usage) : std::nullopt;
+    if (!current) {
+      Warn(StrCat(cgroup.directory, usage_file,
+                  ": cannot be read; its use counts as 0"));
+      return 0;
+    }
+    const Result<std::string> stat =
+        ReadProcFile(cgroup.directory + "/memory.stat");
+    if (!stat.ok()) {
+      Warn(StrCat(stat.status().message(), "; its page cache counts as used"));
+      return *current;
+    }
+    int64_t used = *current;
+    for (const std::string_view key : reclaimable) {
+      used -= std::min(used, FindCount(*stat, key).value_or(0));
+    }
+    return used;
+  }
+
+  void AddV2(const MemoryCgroup& cgroup) {
+    for (const char* file : {"memory.max", "memory.high"}) {
+      // Above memory.high the kernel throttles us nearly to a halt, so it is a
+      // limit like the other.
+      const std::optional<int64_t> limit = ReadCount(
+          StrCat(cgroup.directory, "/", file), "this limit is unknown");
+      if (!limit || *limit >= kUnlimited) continue;
+      Add(StrCat("cgroup v2 ", file, " ", cgroup.path), *limit,
+          NonReclaimable(cgroup, "/memory.current",
+                         {"inactive_file", "slab_reclaimable"}));
+    }
+  }
+
+  void AddV1(const MemoryCgroups& cgroups) {
+    const MemoryCgroup* own = nullptr;
+    int64_t smallest = kUnlimited;
+    for (const MemoryCgroup& cgroup : cgroups.levels) {
+      if (cgroup.version != 1) continue;
+      if (own == nullptr) {
+        own = &cgroup;
+      } else if (ReadCount(cgroup.directory + "/memory.use_hierarchy",
+                           "taken as 1") == 0) {
+        continue;  // old kernels: this ancestor does not bound its children
+      }
+      const std::optional<int64_t> limit = ReadCount(
+          cgroup.directory + "/memory.limit_in_bytes", "this limit is unknown",
+          /*required=*/true);
+      if (!limit) continue;
+      if (*limit >= kUnlimited) continue;
+      smallest = std::min(smallest, *limit);
+      Add(StrCat("cgroup v1 memory ", cgroup.path), *limit, UsedV1(cgroup));
+    }
+    if (own != nullptr) AddHiddenV1(*own, smallest);
+  }
+
+  int64_t UsedV1(const MemoryCgroup& cgroup) {
+    return NonReclaimable(cgroup, "/memory.usage_in_bytes",
+                          {"total_inactive_file"});
+  }
+
+  // v1 tells the true bound even where a namespace hides the ancestor that
+  // sets it. What that ancestor has in use is hidden too: at least our own.
+  void AddHiddenV1(const MemoryCgroup& own, int64_t smallest_visible) {
+    const Result<std::string> stat =
+        ReadProcFile(own.directory + "/memory.stat");
+    if (!stat.ok()) return;
+    const std::optional<int64_t> limit =
+        FindCount(*stat, "hierarchical_memory_limit");
+    if (!limit || *limit >= smallest_visible) return;
+    Add(StrCat("cgroup v1 memory above ", own.path,
+               " (hierarchical_memory_limit)"),
+        *limit, UsedV1(own));
+  }
+
+  void AddRlimits() {
+    const Result<std::string> status = ReadProcFile("/proc/self/status");
+    if (!status.ok()) {
+      Warn(StrCat(status.status().message(),
+                  "; the use under RLIMIT_AS and RLIMIT_DATA counts as 0"));
+    }
+    const auto add = [&](const char* name, auto resource, const char* field) {
+      struct rlimit limit;
+      if (getrlimit(resource, &limit) != 0) return;
+      if (limit.rlim_cur >= static_cast<rlim_t>(kUnlimited)) return;
+      const int64_t used =
+          status.ok() ? FindKilobytes(*status, field).value_or(0) : 0;
+      Add(name, static_cast<int64_t>(limit.rlim_cur), used);
+    };
+    add("RLIMIT_AS", RLIMIT_AS, "VmSize:");
+    add("RLIMIT_DATA", RLIMIT_DATA, "VmData:");
+  }
+
+  void Conclude() {
+    const auto smallest = [&](int64_t MemoryLimit::*field) {
+      return std::min_element(out_.limits.begin(), out_.limits.end(),
+                              [&](const MemoryLimit& a, const MemoryLimit& b) {
+                                return a.*field < b.*field;
+                              }) -
+             out_.limits.begin();
+    };
+    out_.binding_total = static_cast<int>(smallest(&MemoryLimit::limit_bytes));
+    out_.binding_available =
+        static_cast<int>(smallest(&MemoryLimit::available_bytes));
+    out_.total_bytes = out_.limits[out_.binding_total].limit_bytes;
+    out_.available_bytes = out_.limits[out_.binding_available].available_bytes;
+  }
+
+  const std::string& root_;
+  MemoryLimits out_;
+};
+
+}  // namespace
+
+Result<MemoryLimits> MemoryLimits::Detect(const std::string& root) try {
+  return Detector(root).Run();
+} catch (const std::bad_alloc&) {
+  return Status(StatusCode::kResourceExhausted,
+                "no memory to read the memory limits");
+}
+
+}  // namespace varlane
