@@ -41,7 +41,7 @@ VARLANE_EXPORT const char* StatusCodeName(StatusCode code);
 
 // A code and, unless ok, one sentence that says what to change.
 //
-// Cost:    16 bytes; an OK status allocates nothing. Copies share the message.
+// Cost:    24 bytes; an OK status allocates nothing. Copies share the message.
 // Errors:  if the message cannot be allocated the code survives without it.
 // Threads: values; as safe as an int.
 class [[nodiscard]] VARLANE_EXPORT Status {
