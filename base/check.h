@@ -22,52 +22,52 @@
 #define VARLANE_CHECK_LEVEL 0
 #endif
 
-#define VARLANE_REQUIRE(cond, code, ...)                                   \
-  do {                                                                     \
-    if (!(cond)) [[unlikely]] {                                            \
-      return ::varlane::Status((code), ::varlane::StrCat(__VA_ARGS__));    \
-    }                                                                      \
+#define VARLANE_REQUIRE(cond, code, ...)                                \
+  do {                                                                  \
+    if (!(cond)) [[unlikely]] {                                         \
+      return ::varlane::Status((code), ::varlane::StrCat(__VA_ARGS__)); \
+    }                                                                   \
   } while (false)
 
 #define VARLANE_REQUIRE_ARG(cond, ...) \
   VARLANE_REQUIRE(cond, ::varlane::StatusCode::kInvalidArgument, __VA_ARGS__)
 
-#define VARLANE_RETURN_IF_ERROR(expr)                                  \
-  do {                                                                 \
+#define VARLANE_RETURN_IF_ERROR(expr)                                    \
+  do {                                                                   \
     if (::varlane::Status varlane_status = (expr); !varlane_status.ok()) \
-        [[unlikely]] {                                                 \
-      return varlane_status;                                           \
-    }                                                                  \
+        [[unlikely]] {                                                   \
+      return varlane_status;                                             \
+    }                                                                    \
   } while (false)
 
 #if VARLANE_CHECK_LEVEL >= 1
-#define VARLANE_DCHECK(cond)          \
-  do {                                \
-    if (!(cond)) __builtin_trap();    \
+#define VARLANE_DCHECK(cond)       \
+  do {                             \
+    if (!(cond)) __builtin_trap(); \
   } while (false)
 #else
-#define VARLANE_DCHECK(cond)          \
-  do {                                \
-    (void)sizeof(!(cond));            \
+#define VARLANE_DCHECK(cond) \
+  do {                       \
+    (void)sizeof(!(cond));   \
   } while (false)
 #endif
 
 #if VARLANE_CHECK_LEVEL >= 2
 #define VARLANE_DCHECK_SLOW(cond) VARLANE_DCHECK(cond)
 #else
-#define VARLANE_DCHECK_SLOW(cond)     \
-  do {                                \
-    (void)sizeof(!(cond));            \
+#define VARLANE_DCHECK_SLOW(cond) \
+  do {                            \
+    (void)sizeof(!(cond));        \
   } while (false)
 #endif
 
-#define VARLANE_ENSURE(cond, ...)                                        \
-  do {                                                                   \
-    if (!(cond)) [[unlikely]] {                                          \
-      VARLANE_DCHECK(false && "VARLANE_ENSURE");                         \
-      return ::varlane::Status(::varlane::StatusCode::kInternal,         \
-                               ::varlane::StrCat(__VA_ARGS__));          \
-    }                                                                    \
+#define VARLANE_ENSURE(cond, ...)                                \
+  do {                                                           \
+    if (!(cond)) [[unlikely]] {                                  \
+      VARLANE_DCHECK(false && "VARLANE_ENSURE");                 \
+      return ::varlane::Status(::varlane::StatusCode::kInternal, \
+                               ::varlane::StrCat(__VA_ARGS__));  \
+    }                                                            \
   } while (false)
 
 #endif  // VARLANE_BASE_CHECK_H_

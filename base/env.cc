@@ -25,8 +25,7 @@ constexpr std::array kVariables = {
     EnvVariable{"VARLANE_PIN", "1", "pin workers to their cores (0 or 1)"},
     EnvVariable{"VARLANE_SIMD", "best",
                 "kernel table to use, by the name `varlane info` lists"},
-    EnvVariable{"VARLANE_SMT", "0",
-                "use SMT siblings as workers too (0 or 1)"},
+    EnvVariable{"VARLANE_SMT", "0", "use SMT siblings as workers too (0 or 1)"},
     EnvVariable{"VARLANE_THREADS", "0",
                 "workers; 0 = one for each physical core we may run on"},
     EnvVariable{"VARLANE_TOPOLOGY", "(this machine)",
@@ -43,8 +42,8 @@ constexpr std::array kVariables = {
 Status Malformed(const char* name, const std::string& value,
                  const std::string& expected) {
   return {StatusCode::kInvalidArgument,
-          StrCat("environment variable ", name, " = \"", value,
-                 "\", expected ", expected)};
+          StrCat("environment variable ", name, " = \"", value, "\", expected ",
+                 expected)};
 }
 
 }  // namespace
@@ -72,8 +71,8 @@ Result<std::optional<int64_t>> EnvInt(const char* name, int64_t min,
       std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() ||
       value < min || value > max) {
-    return Malformed(name, *text, StrCat("an integer in [", min, ", ", max,
-                                         "]"));
+    return Malformed(name, *text,
+                     StrCat("an integer in [", min, ", ", max, "]"));
   }
   return std::optional<int64_t>(value);
 }
@@ -87,8 +86,7 @@ Result<std::optional<double>> EnvDouble(const char* name, double min,
       std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() ||
       !(value >= min && value <= max)) {
-    return Malformed(name, *text, StrCat("a number in [", min, ", ", max,
-                                         "]"));
+    return Malformed(name, *text, StrCat("a number in [", min, ", ", max, "]"));
   }
   return std::optional<double>(value);
 }

@@ -36,7 +36,8 @@ double ReferenceAttention(const ReferenceRow& row, std::span<double> out,
     const double p = weight[static_cast<size_t>(t)] / sum;
     if (p == 0) continue;
     for (size_t d = 0; d < out.size(); ++d) {
-      const double term = p * row.v[t * row.v_head_size + static_cast<int64_t>(d)];
+      const double term =
+          p * row.v[t * row.v_head_size + static_cast<int64_t>(d)];
       out[d] += term;
       if (!bound.empty()) bound[d] += std::abs(term);
     }

@@ -27,7 +27,7 @@ fi
 
 missing=()
 for package in "${packages[@]}"; do
-  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
+  status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>&1 || true)
   [[ $status == installed ]] || missing+=("$package")
 done
 if ((${#missing[@]} == 0)); then

@@ -21,8 +21,7 @@ class FunctionRef<R(Args...)> {
   template <typename F, typename = std::enable_if_t<!std::is_same_v<
                             std::remove_cvref_t<F>, FunctionRef>>>
   FunctionRef(F&& f) noexcept  // NOLINT(*explicit*)
-      : object_(const_cast<void*>(
-            static_cast<const void*>(std::addressof(f)))),
+      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
         call_([](void* object, Args... args) -> R {
           return (*static_cast<std::remove_reference_t<F>*>(object))(
               std::forward<Args>(args)...);

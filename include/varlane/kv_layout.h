@@ -11,7 +11,8 @@
 //
 // x and y are what one SIMD dot product eats: f32 and f16 1, bf16 2. Dv' is Dv
 // rounded up to 16 so that a vector never straddles two rows; the padding may
-// hold anything and never reaches an output. Packing happens once, at the write.
+// hold anything and never reaches an output. Packing happens once, at the
+// write.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_KV_LAYOUT_H_

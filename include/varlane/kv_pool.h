@@ -29,13 +29,13 @@ using SeqId = int64_t;
 
 struct KvPoolOptions {
   KvLayout layout;
-  int64_t num_blocks = 0;      // capacity committed at Create
-  int64_t max_blocks = 0;      // address space; 0 = num_blocks
+  int64_t num_blocks = 0;  // capacity committed at Create
+  int64_t max_blocks = 0;  // address space; 0 = num_blocks
   HugePages huge_pages = HugePages::kTransparent;
-  bool check_limits = true;    // re-read MemoryLimits slab by slab while
-                               // committing, and refuse before the kernel kills
-  bool shuffle = false;        // hand out blocks in a random order (tests,
-  uint64_t seed = 0;           //   benches); else lowest id first
+  bool check_limits = true;  // re-read MemoryLimits slab by slab while
+                             // committing, and refuse before the kernel kills
+  bool shuffle = false;      // hand out blocks in a random order (tests,
+  uint64_t seed = 0;         //   benches); else lowest id first
 };
 
 // The answer to "may this sequence grow?": a value, never an exception.
@@ -47,7 +47,7 @@ struct Admission {
   };
   Kind kind = Kind::kAdmitted;
   int64_t needed_blocks = 0;
-  int64_t free_blocks = 0;      // at the moment of asking
+  int64_t free_blocks = 0;  // at the moment of asking
   int64_t capacity_blocks = 0;
 
   bool admitted() const { return kind == Kind::kAdmitted; }

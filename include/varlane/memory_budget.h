@@ -24,7 +24,7 @@ namespace varlane {
 
 // One bound on this process's memory.
 struct MemoryLimit {
-  std::string name;   // "host RAM", "cgroup v1 memory /a/b", "RLIMIT_AS", ...
+  std::string name;  // "host RAM", "cgroup v1 memory /a/b", "RLIMIT_AS", ...
   int64_t limit_bytes = 0;
   int64_t used_bytes = 0;       // non-reclaimable use counted against it
   int64_t available_bytes = 0;  // what can still be taken
@@ -90,8 +90,8 @@ struct MemoryBudget {
   int64_t blocks = 0;  // bytes / layout.block_bytes()
   int64_t tokens = 0;  // blocks x block_size
   std::vector<BudgetTerm> terms;
-  std::string binding_limit;  // the MemoryLimit's name
-  std::string refusal;        // empty when granted
+  std::string binding_limit;    // the MemoryLimit's name
+  std::string refusal;          // empty when granted
   double fitting_fraction = 0;  // claim, refused: what would fit; 0 = none
 };
 

@@ -35,9 +35,9 @@ enum class HugePages : uint8_t {
 // How a Runtime is built. Every field has an environment variable of the same
 // meaning (`varlane info` lists them).
 struct VARLANE_EXPORT RuntimeOptions {
-  int num_threads = 0;     // workers, the caller included; 0 = one per core
-  bool use_smt = false;    // count SMT siblings as cores
-  bool pin = true;         // pin workers; off where the topology is not ours
+  int num_threads = 0;   // workers, the caller included; 0 = one per core
+  bool use_smt = false;  // count SMT siblings as cores
+  bool pin = true;       // pin workers; off where the topology is not ours
   NumaPolicy numa = NumaPolicy::kAuto;
   HugePages huge_pages = HugePages::kTransparent;
   std::string simd_target;  // kernel table name; "" = best this CPU has
@@ -59,8 +59,8 @@ struct Core {
 
 struct NumaNode {
   int os_index = 0;
-  int64_t memory_bytes = 0;    // local memory; 0 = a node without memory
-  std::vector<int> cores;      // indices into Topology::cores; may be empty
+  int64_t memory_bytes = 0;  // local memory; 0 = a node without memory
+  std::vector<int> cores;    // indices into Topology::cores; may be empty
 };
 
 struct Cache {
@@ -87,7 +87,7 @@ struct VARLANE_EXPORT Topology {
   std::vector<Core> cores;  // in node order
   std::vector<Cache> l3;
   std::vector<Cache> l2;
-  std::vector<PageSize> page_sizes;  // base size first
+  std::vector<PageSize> page_sizes;    // base size first
   std::string transparent_huge_pages;  // "always", "madvise", "never", ""
   std::vector<std::string> warnings;   // what could not be detected
 
@@ -108,8 +108,7 @@ struct Grid {
 class Threadgroup {
  public:
   Threadgroup(int64_t index, int worker, int node, std::span<std::byte> scratch,
-              bool (*is_cancelled)(const void*),
-              const void* launch) noexcept
+              bool (*is_cancelled)(const void*), const void* launch) noexcept
       : index_(index),
         worker_(worker),
         node_(node),

@@ -31,10 +31,10 @@ struct SchedulerOptions {
 };
 
 struct Request {
-  RequestId id = 0;              // unique among those not finished
-  int64_t prompt_tokens = 0;     // at least 1
-  int64_t max_new_tokens = 1;    // at least 1; the EOS counts
-  int priority = 0;              // higher first; ties by arrival
+  RequestId id = 0;            // unique among those not finished
+  int64_t prompt_tokens = 0;   // at least 1
+  int64_t max_new_tokens = 1;  // at least 1; the EOS counts
+  int priority = 0;            // higher first; ties by arrival
 };
 
 // One sequence's part of a step: query tokens at absolute positions
@@ -51,12 +51,12 @@ struct StepEntry {
 
 // A step: what to run. Reused between calls; no allocation once warm.
 struct Step {
-  std::vector<StepEntry> entries;      // [N], decodes first
-  std::vector<int32_t> cu_seqlens_q;   // [N+1]
-  std::vector<int32_t> seq_lens;       // [N]
-  std::vector<int32_t> block_tables;   // [N, block_table_stride]
+  std::vector<StepEntry> entries;     // [N], decodes first
+  std::vector<int32_t> cu_seqlens_q;  // [N+1]
+  std::vector<int32_t> seq_lens;      // [N]
+  std::vector<int32_t> block_tables;  // [N, block_table_stride]
   int64_t block_table_stride = 0;
-  std::vector<int64_t> slot_mapping;   // [total_q]
+  std::vector<int64_t> slot_mapping;  // [total_q]
 
   int64_t total_q() const { return static_cast<int64_t>(slot_mapping.size()); }
   bool empty() const { return entries.empty(); }
@@ -71,8 +71,8 @@ struct SchedulerStats {
   int64_t running = 0;
   int64_t finished = 0;
   int64_t cancelled = 0;
-  int64_t preemptions = 0;        // requests sent back to recompute
-  int64_t prefill_tokens = 0;     // scheduled, recomputed ones included
+  int64_t preemptions = 0;     // requests sent back to recompute
+  int64_t prefill_tokens = 0;  // scheduled, recomputed ones included
   int64_t decode_tokens = 0;
   int64_t recomputed_tokens = 0;  // computed again after a preemption
 };

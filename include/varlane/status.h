@@ -65,8 +65,8 @@ class [[nodiscard]] VARLANE_EXPORT Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}            // NOLINT(*explicit*)
-  Result(Status status) : status_(std::move(status)) {     // NOLINT(*explicit*)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(*explicit*)
+  Result(Status status) : status_(std::move(status)) {  // NOLINT(*explicit*)
     if (status_.ok()) {
       status_ = Status(StatusCode::kInternal, "Result made from an OK status");
     }
