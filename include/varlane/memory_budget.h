@@ -63,8 +63,9 @@ VARLANE_EXPORT std::optional<BudgetPolicy> ParseBudgetPolicy(
 struct BudgetRequest {
   BudgetPolicy policy = BudgetPolicy::kClaim;
   double fraction = 0.9;           // claim: of total, (0, 1]
-  int64_t weights_bytes = 0;       // what the model itself will take
-  bool weights_resident = false;   // they are loaded: the limits' use has them
+  int64_t weights_bytes = 0;       // what the model itself takes
+  bool weights_resident = false;   // loaded, so among the limits' use already;
+                                   // else KV has to leave room for them too
   int64_t profile_peak_bytes = 0;  // activations and scratch at their peak
   int64_t hint_bytes = 0;          // capped: wanted; 0 = the cap
   double utilisation = 0.9;        // capped
