@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "runtime/launch.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <new>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/strings.h"
+#include "runtime/launch_state.h"
+
+namespace varlane {
+namespace {
+
+// So far from the end of int64 that overshooting claims cannot wrap.
+constexpr int64_t kMaxThreadgroups = int64_t{1} << 61;
+
+// Claims grow while their bodies are this cheap, so that surplus threadgroups
+// share one atomic, and fall back to one index as soon as bodies do real work,
+// so that the last of them starts no later than it must. The limit bounds what
+// a large claim can take of a stretch of real work that follows a surplus one.
+constexpr auto kCheapClaim = std::chrono::nanoseconds(2000);
+constexpr int64_t kMaxGrain = 32;
+
+// About 20 us on current x86: the usual skew of drains that end together. A
+// sleeping caller pays a wake-up of that order.
+constexpr int kSpinLimit = 1000;
+
+// The bodies the calling thread is inside of, innermost first.
+struct BodyContext {
+  const LaunchEngine* engine;
+  int worker;
+  const BodyContext* outer;
+};
+constinit thread_local const BodyContext* innermost_body = nullptr;
+
+const BodyContext* FindBody(const LaunchEngine* engine) noexcept {
+  const BodyContext* body = innermost_body;
+  while (body != nullptr && body->engine != engine) body = body->outer;
+  return body;
+}
+
+std::vector<int> NodeOfWorkers(const Placement& placement) {
+  std::vector<int> nodes;
+  for (int node = 0; node < placement.num_nodes(); ++node) {
+    nodes.resize(static_cast<size_t>(
+                     placement.first_worker[static_cast<size_t>(node) + 1]),
+                 node);
+  }
+  return nodes;
+}
+
+std::vector<int> ThreadsOfNodes(const Arenas& arenas, int num_nodes) {
+  std::vector<int> threads;
+  for (int node = 0; node < num_nodes; ++node) {
+    threads.push_back(arenas.num_threads(node));
+  }
+  return threads;
+}
+
+Status BodyThrew(int64_t index, const char* what) noexcept {
+  try {
+    return {StatusCode::kAborted,
+            StrCat("the body of threadgroup ", index, " threw: ", what)};
+  } catch (...) {
+    return {StatusCode::kAborted, what};
+  }
+}
+
+bool IsLaunchCancelled(const void* state) {
+  // The token's answer is noted in the state, for the launch's result.
+  return static_cast<LaunchState*>(const_cast<void*>(state))->IsCancelled();
+}
+
+// Runs one claim; false once the launch is cancelled.
+bool RunClaim(LaunchState* state, IndexRange claim, int worker, int node,
+              std::span<std::byte> scratch) noexcept {
+  int64_t index = claim.begin;
+  try {
+    for (; index < claim.end; ++index) {
+      if (state->IsCancelled()) return false;
+      (*state->body)(
+          Threadgroup(index, worker, node, scratch, &IsLaunchCancelled, state));
+    }
+    return true;
+  } catch (const std::exception& error) {
+    state->Fail(BodyThrew(index, error.what()));
+  } catch (...) {
+    state->Fail(BodyThrew(index, "something that is not a std::exception"));
+  }
+  return false;
+}
+
+// Empties one range; false once the launch is cancelled.
+bool DrainRange(LaunchState* state, SharedRange* range, int worker, int node,
+                std::span<std::byte> scratch) noexcept {
+  using Clock = std::chrono::steady_clock;
+  int64_t grain = 1;
+  Clock::time_point before = Clock::now();
+  while (true) {
+    const IndexRange claim = range->Claim(grain, state->participants);
+    if (claim.begin == claim.end) return true;
+    if (!RunClaim(state, claim, worker, node, scratch)) return false;
+    const Clock::time_point after = Clock::now();
+    grain = after - before < kCheapClaim ? std::min(grain * 2, kMaxGrain) : 1;
+    before = after;
+  }
+}
+
+}  // namespace
+
+LaunchEngine::LaunchEngine(const Placement& placement, Arenas& arenas, bool pin)
+    : placement_(placement),
+      arenas_(arenas),
+      node_of_worker_(NodeOfWorkers(placement)),
+      scratch_(node_of_worker_, placement.num_nodes()),
+      board_(std::make_shared<LaunchBoard>(
+          ThreadsOfNodes(arenas, placement.num_nodes()))),
+      pin_(pin) {
+  caller_mask_.Add(placement.pu_of_worker[0]);
+  const std::set<int> pus(placement.pu_of_worker.begin(),
+                          placement.pu_of_worker.end());
+  // Workers that share a PU need it more than a spinning caller does.
+  spin_limit_ =
+      static_cast<int>(pus.size()) < placement.num_workers() ? 0 : kSpinLimit;
+}
+
+LaunchEngine::~LaunchEngine() = default;
+
+Status LaunchEngine::Validate(const Grid& grid,
+                              const LaunchOptions& options) const {
+  VARLANE_REQUIRE_ARG(
+      grid.num_threadgroups >= 0 && grid.num_threadgroups <= kMaxThreadgroups,
+      "grid.num_threadgroups = ", grid.num_threadgroups, ", must be in [0, ",
+      kMaxThreadgroups, "]");
+  VARLANE_REQUIRE_ARG(options.max_workers >= 0,
+                      "max_workers = ", options.max_workers,
+                      ", must not be negative");
+  const std::span<const int64_t> begin = grid.node_begin;
+  if (begin.empty()) return {};
+  const auto num_nodes = static_cast<size_t>(placement_.num_nodes());
+  VARLANE_REQUIRE_ARG(begin.size() == num_nodes + 1, "grid.node_begin has ",
+                      begin.size(), " entries, but the runtime has ", num_nodes,
+                      " nodes: ", num_nodes + 1, " are needed");
+  VARLANE_REQUIRE_ARG(begin.front() == 0,
+                      "grid.node_begin[0] = ", begin.front(), ", must be 0");
+  for (size_t i = 1; i < begin.size(); ++i) {
+    VARLANE_REQUIRE_ARG(begin[i] >= begin[i - 1], "grid.node_begin[", i,
+                        "] = ", begin[i], ", is below grid.node_begin[", i - 1,
+                        "] = ", begin[i - 1]);
+  }
+  VARLANE_REQUIRE_ARG(begin.back() == grid.num_threadgroups, "grid.node_begin[",
+                      num_nodes, "] = ", begin.back(),
+                      ", must be num_threadgroups = ", grid.num_threadgroups);
+  return {};
+}
+
+Status LaunchEngine::Launch(const Grid& grid,
+                            FunctionRef<void(const Threadgroup&)> body,
+                            const LaunchOptions& options) {
+  try {
+    VARLANE_RETURN_IF_ERROR(Validate(grid, options));
+    if (grid.num_threadgroups == 0) return {};
+    int64_t participants =
+        std::min<int64_t>(placement_.num_workers(), grid.num_threadgroups);
+    if (options.max_workers > 0) {
+      participants = std::min<int64_t>(participants, options.max_workers);
+    }
+    LaunchState* const state = board_->Take();
+    state->Reset(grid, body, options, static_cast<int>(participants));
+    // A thread inside a body of ours keeps its number.
+    const BodyContext* const inside = FindBody(this);
+    const int worker = inside != nullptr ? inside->worker : 0;
+    if (participants == 1) {
+      Drain(state, worker);
+    } else {
+      RunWithHelpers(state, worker, inside != nullptr);
+    }
+    Status status = state->TakeResult();
+    board_->Put(state);
+    return status;
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kResourceExhausted, "no memory for a launch"};
+  }
+}
+
+// A caller that is on worker 0's PU stays there by itself: all other PUs have
+// busy workers. Pinning it would cost three system calls, several microseconds
+// under virtualisation, a multiple of a small launch.
+bool LaunchEngine::MustMoveCaller() const noexcept {
+  return pin_ && CurrentCpu() != placement_.pu_of_worker[0];
+}
+
+void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,
+                                  bool is_nested) {
+  // Before the caller is pinned: threads that TBB starts inherit its mask.
+  Summon(state);
+  const bool moves =
+      !is_nested && MustMoveCaller() &&
+      !caller_seat_taken_.exchange(true, std::memory_order_acquire);
+  {
+    const ScopedAffinity seat(moves ? &caller_mask_ : nullptr);
+    Drain(state, worker);
+    board_->Close(state);
+    state->WaitForHelpers(spin_limit_);
+  }
+  if (moves) caller_seat_taken_.store(false, std::memory_order_release);
+}
+
+// Opens the launch to helpers and sends for those that are not on their way.
+void LaunchEngine::Summon(LaunchState* state) {
+  board_->Open(state, this, state->participants - 1);
+  for (int node = 0; node < placement_.num_nodes(); ++node) {
+    for (int i = 0; i < state->num_tasks[static_cast<size_t>(node)]; ++i) {
+      if (!arenas_.EnqueueHelper(node, board_)) board_->TaskStarted(node);
+    }
+  }
+}
+
+void LaunchEngine::Drain(LaunchState* state, int worker) noexcept {
+  ScratchPool::Lease scratch;
+  if (Status status = scratch_.Acquire(worker, state->scratch_bytes, &scratch);
+      !status.ok()) {
+    state->Fail(std::move(status));
+    return;
+  }
+  const BodyContext context = {this, worker, innermost_body};
+  innermost_body = &context;
+  const int node = node_of_worker_[static_cast<size_t>(worker)];
+  const int own = state->num_ranges > 1 ? node : 0;
+  for (int i = 0; i < state->num_ranges; ++i) {
+    const int range = (own + i) % state->num_ranges;
+    if (!DrainRange(state, &state->ranges[static_cast<size_t>(range)], worker,
+                    node, scratch.bytes())) {
+      break;
+    }
+  }
+  innermost_body = context.outer;
+}
+
+void HelpTask(LaunchBoard& board, int node, int worker) noexcept {
+  // First of all: a launch that opens later must count on a task of its own.
+  board.TaskStarted(node);
+  if (worker < 0 || innermost_body != nullptr) return;
+  LaunchEngine* engine = nullptr;
+  while (LaunchState* const state = board.Join(&engine)) {
+    engine->Drain(state, worker);
+    state->Leave();
+  }
+}
+
+}  // namespace varlane

@@ -1,0 +1,71 @@
+// The launch engine: drain loops that claim ranges of a flat grid.
+//
+// A launch hangs on the board (launch_board.h) for TBB threads to help; its
+// caller drains the grid too and could finish it alone. At its end the caller
+// takes the launch down and waits only for helpers that have joined, each of
+// which is running on a thread of its own. So no launch ever waits for a thread
+// to become free, and none executes foreign work while it waits: launches nest
+// and overlap without deadlock.
+//
+// A helper task also ends at once where its thread is already inside a body (a
+// body that uses TBB may pick up tasks of ours while it waits): that keeps
+// worker numbers unique and the argument above true.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_RUNTIME_LAUNCH_H_
+#define VARLANE_RUNTIME_LAUNCH_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "runtime/affinity.h"
+#include "runtime/arenas.h"
+#include "runtime/launch_board.h"
+#include "runtime/launch_state.h"
+#include "runtime/placement.h"
+#include "runtime/scratch.h"
+#include "varlane/runtime.h"
+
+namespace varlane {
+
+class LaunchEngine {
+ public:
+  // `placement` and `arenas` must outlive the engine. `pin`: a caller that is
+  // elsewhere is put on worker 0's PU while a launch of several workers lasts.
+  LaunchEngine(const Placement& placement, Arenas& arenas, bool pin);
+  ~LaunchEngine();
+
+  // See Runtime::Launch.
+  Status Launch(const Grid& grid, FunctionRef<void(const Threadgroup&)> body,
+                const LaunchOptions& options);
+
+ private:
+  friend void HelpTask(LaunchBoard& board, int node, int worker) noexcept;
+
+  Status Validate(const Grid& grid, const LaunchOptions& options) const;
+  bool MustMoveCaller() const noexcept;
+  void RunWithHelpers(LaunchState* state, int worker, bool is_nested);
+  void Summon(LaunchState* state);
+  void Drain(LaunchState* state, int worker) noexcept;
+
+  const Placement& placement_;
+  Arenas& arenas_;
+  std::vector<int> node_of_worker_;
+  ScratchPool scratch_;
+  std::shared_ptr<LaunchBoard> board_;
+  CpuMask caller_mask_;
+  bool pin_;
+  int spin_limit_;
+  // Held by the one caller at a time that is moved to worker 0's PU; others run
+  // where the system puts them rather than share one core.
+  alignas(64) std::atomic<bool> caller_seat_taken_ = false;
+};
+
+// A helper task of `node`, on the TBB thread that is worker `worker` (-1: a
+// thread we do not know, which does not help).
+void HelpTask(LaunchBoard& board, int node, int worker) noexcept;
+
+}  // namespace varlane
+
+#endif  // VARLANE_RUNTIME_LAUNCH_H_

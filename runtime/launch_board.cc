@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "runtime/launch_board.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace varlane {
+
+LaunchBoard::LaunchBoard(std::vector<int> num_threads)
+    : num_threads_(std::move(num_threads)), num_tasks_(num_threads_.size()) {}
+
+LaunchBoard::~LaunchBoard() {
+  VARLANE_DCHECK(oldest_ == nullptr);
+  while (unused_ != nullptr) delete std::exchange(unused_, unused_->next_);
+}
+
+LaunchState* LaunchBoard::Take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (unused_ != nullptr) return std::exchange(unused_, unused_->next_);
+  }
+  return new LaunchState(static_cast<int>(num_threads_.size()));
+}
+
+void LaunchBoard::Put(LaunchState* state) noexcept {
+  const std::lock_guard lock(mutex_);
+  state->next_ = unused_;
+  unused_ = state;
+}
+
+void LaunchBoard::Open(LaunchState* state, LaunchEngine* engine,
+                       int joins) noexcept {
+  const std::lock_guard lock(mutex_);
+  state->engine_ = engine;
+  state->joins_left_ = joins;
+  state->is_listed_ = true;
+  state->next_ = nullptr;
+  state->previous_ = newest_;
+  (newest_ != nullptr ? newest_->next_ : oldest_) = state;
+  newest_ = state;
+
+  // Round robin over the nodes, no node more than it has threads. Tasks that
+  // are under way will find this launch too.
+  std::vector<int>& num_tasks = state->num_tasks;
+  std::fill(num_tasks.begin(), num_tasks.end(), 0);
+  for (int round = 0, left = joins; left > 0; ++round) {
+    const int left_before = left;
+    for (size_t node = 0; node < num_threads_.size() && left > 0; ++node) {
+      if (round >= num_threads_[node]) continue;
+      --left;
+      ++num_tasks[node];
+    }
+    if (left == left_before) break;
+  }
+  for (size_t node = 0; node < num_threads_.size(); ++node) {
+    int& wanted = num_tasks[node];
+    wanted = std::max(wanted - num_tasks_[node], 0);
+    num_tasks_[node] += wanted;
+  }
+}
+
+void LaunchBoard::Close(LaunchState* state) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (state->is_listed_) Unlist(state);
+}
+
+void LaunchBoard::TaskStarted(int node) noexcept {
+  const std::lock_guard lock(mutex_);
+  --num_tasks_[static_cast<size_t>(node)];
+}
+
+LaunchState* LaunchBoard::Join(LaunchEngine** engine) noexcept {
+  const std::lock_guard lock(mutex_);
+  LaunchState* const state = oldest_;
+  if (state == nullptr) return nullptr;
+  *engine = state->engine_;
+  state->num_helpers_.fetch_add(1, std::memory_order_relaxed);
+  if (--state->joins_left_ == 0) Unlist(state);
+  return state;
+}
+
+void LaunchBoard::Unlist(LaunchState* state) noexcept {
+  (state->previous_ != nullptr ? state->previous_->next_ : oldest_) =
+      state->next_;
+  (state->next_ != nullptr ? state->next_->previous_ : newest_) =
+      state->previous_;
+  state->is_listed_ = false;
+}
+
+}  // namespace varlane

@@ -1,0 +1,60 @@
+// Where open launches hang, and helpers look for one to join.
+//
+// Helpers are tasks that know the board, not a launch: one that starts late
+// joins whatever is open by then, or nothing. So at most one task a thread
+// needs to be under way, however many launches come and go meanwhile.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_RUNTIME_LAUNCH_BOARD_H_
+#define VARLANE_RUNTIME_LAUNCH_BOARD_H_
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "runtime/launch_state.h"
+
+namespace varlane {
+
+// Held by the engine and by every helper task, which may start when the
+// Runtime is already gone. Threads: every member is safe from any thread.
+class LaunchBoard {
+ public:
+  // `num_threads` [nodes]: how many threads can help from each node.
+  explicit LaunchBoard(std::vector<int> num_threads);
+  ~LaunchBoard();
+  LaunchBoard(const LaunchBoard&) = delete;
+  LaunchBoard& operator=(const LaunchBoard&) = delete;
+
+  // A state nobody else sees; throws std::bad_alloc. States are reused and
+  // freed with the board only: a helper may still be notifying its caller when
+  // that has long seen it leave.
+  LaunchState* Take();
+  void Put(LaunchState* state) noexcept;
+
+  // Lets `joins` helpers in. Sets state->num_tasks to how many helper tasks
+  // must be enqueued for that; these are counted as under way.
+  void Open(LaunchState* state, LaunchEngine* engine, int joins) noexcept;
+  // Lets nobody in any more.
+  void Close(LaunchState* state) noexcept;
+
+  // A helper task has begun, or could not be enqueued.
+  void TaskStarted(int node) noexcept;
+  // The oldest launch that wants help, entered; null when there is none.
+  LaunchState* Join(LaunchEngine** engine) noexcept;
+
+ private:
+  void Unlist(LaunchState* state) noexcept;
+
+  const std::vector<int> num_threads_;  // [nodes]
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  std::vector<int> num_tasks_;  // [nodes], enqueued and not yet started
+  LaunchState* oldest_ = nullptr;
+  LaunchState* newest_ = nullptr;
+  LaunchState* unused_ = nullptr;
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_RUNTIME_LAUNCH_BOARD_H_

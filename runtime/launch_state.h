@@ -1,0 +1,102 @@
+// What the participants of one launch share.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_RUNTIME_LAUNCH_STATE_H_
+#define VARLANE_RUNTIME_LAUNCH_STATE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <stop_token>
+#include <vector>
+
+#include "varlane/runtime.h"
+
+namespace varlane {
+
+class LaunchEngine;
+
+// Half-open; empty when begin == end.
+struct IndexRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// A range of the grid that participants claim chunks of.
+class alignas(64) SharedRange {
+ public:
+  void Reset(int64_t begin, int64_t end) noexcept {
+    next_.store(begin, std::memory_order_relaxed);
+    end_ = end;
+  }
+  // At most `grain` indices, fewer towards the end: never more than an eighth
+  // of an even share of what is left. The counter may overshoot the end, by
+  // less than the range's length in all.
+  IndexRange Claim(int64_t grain, int participants) noexcept;
+
+ private:
+  std::atomic<int64_t> next_ = 0;
+  int64_t end_ = 0;
+};
+
+class LaunchState {
+ public:
+  // Throws std::bad_alloc.
+  explicit LaunchState(int num_nodes)
+      : ranges(
+            std::make_unique<SharedRange[]>(static_cast<size_t>(num_nodes))) {}
+
+  // Cuts the grid into ranges and forgets the launch before.
+  void Reset(const Grid& grid,
+             const FunctionRef<void(const Threadgroup&)>& launch_body,
+             const LaunchOptions& options, int num_participants) noexcept;
+
+  // A helper's exit; its entry is LaunchBoard::Join.
+  void Leave() noexcept;
+  // Requires: no helper can enter any more. Returns when all have left.
+  void WaitForHelpers(int spin_limit) noexcept;
+
+  // True once a body threw, scratch failed or a stop was asked for.
+  bool IsCancelled() noexcept {
+    return stopped_.load(std::memory_order_relaxed) || SawStop();
+  }
+  // The first failure wins; the rest of the grid is cancelled.
+  void Fail(Status status) noexcept;
+  // Requires: all helpers have left.
+  Status TakeResult() noexcept;
+
+  // Written by Reset, then constant.
+  const FunctionRef<void(const Threadgroup&)>* body = nullptr;
+  size_t scratch_bytes = 0;
+  int participants = 0;
+  int num_ranges = 0;
+  std::unique_ptr<SharedRange[]> ranges;  // [nodes]
+  std::vector<int> num_tasks;             // [nodes], see LaunchBoard::Open
+
+ private:
+  friend class LaunchBoard;
+  bool SawStop() noexcept;
+
+  const std::stop_token* stop_ = nullptr;  // null: nobody can ask
+
+  // Written by any participant, read by all; apart from the constants above.
+  alignas(64) std::atomic<bool> stopped_ = false;
+  std::atomic<bool> stop_seen_ = false;
+  std::atomic<bool> has_failed_ = false;
+  Status failure_;  // by whoever set has_failed_; read when all have left
+
+  // Written by every helper as it comes and goes.
+  alignas(64) std::atomic<int> num_helpers_ = 0;
+
+  // The board's, under its lock.
+  LaunchEngine* engine_ = nullptr;
+  LaunchState* next_ = nullptr;
+  LaunchState* previous_ = nullptr;
+  int joins_left_ = 0;
+  bool is_listed_ = false;
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_RUNTIME_LAUNCH_STATE_H_

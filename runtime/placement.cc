@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "runtime/placement.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/check.h"
+#include "base/strings.h"
+
+namespace varlane {
+namespace {
+
+// The hardware threads of one node in the order workers take them.
+struct NodePus {
+  std::vector<int> pus;     // first threads of the cores, then siblings
+  int64_t num_cores = 0;    // how many of them are first threads
+  int64_t capacity = 0;     // workers it has room for without sharing
+  int64_t num_workers = 0;  // workers it was given
+};
+
+NodePus CollectPus(const Topology& topology, const std::vector<int>& cores,
+                   bool use_smt) {
+  NodePus node;
+  size_t widest = 0;
+  for (const int core : cores) {
+    widest =
+        std::max(widest, topology.cores[static_cast<size_t>(core)].pus.size());
+  }
+  for (size_t sibling = 0; sibling < widest; ++sibling) {
+    for (const int core : cores) {
+      const Core& c = topology.cores[static_cast<size_t>(core)];
+      if (sibling < c.pus.size()) node.pus.push_back(c.pus[sibling]);
+    }
+  }
+  node.num_cores = static_cast<int64_t>(cores.size());
+  node.capacity =
+      use_smt ? static_cast<int64_t>(node.pus.size()) : node.num_cores;
+  return node;
+}
+
+std::vector<NodePus> CollectNodes(const Topology& topology,
+                                  const RuntimeOptions& options) {
+  std::vector<NodePus> nodes;
+  if (options.numa == NumaPolicy::kOff) {
+    std::vector<int> all;
+    for (size_t i = 0; i < topology.cores.size(); ++i) {
+      all.push_back(static_cast<int>(i));
+    }
+    nodes.push_back(CollectPus(topology, all, options.use_smt));
+    return nodes;
+  }
+  for (const NumaNode& node : topology.nodes) {
+    if (node.cores.empty()) break;  // those with cores come first
+    nodes.push_back(CollectPus(topology, node.cores, options.use_smt));
+  }
+  return nodes;
+}
+
+// Every node one worker, then each next to the node that is least full.
+void Distribute(int num_workers, std::vector<NodePus>* nodes) {
+  for (NodePus& node : *nodes) node.num_workers = 1;
+  for (auto i = static_cast<int>(nodes->size()); i < num_workers; ++i) {
+    const auto least_full = std::min_element(
+        nodes->begin(), nodes->end(), [](const NodePus& a, const NodePus& b) {
+          return a.num_workers * b.capacity < b.num_workers * a.capacity;
+        });
+    ++least_full->num_workers;
+  }
+}
+
+// The PU of a node's i-th worker.
+int PuOf(const NodePus& node, int64_t i) {
+  // Fewer workers than cores: spread them, for the caches they do not share.
+  const int64_t index = node.num_workers < node.num_cores
+                            ? i * node.num_cores / node.num_workers
+                            : i % static_cast<int64_t>(node.pus.size());
+  return node.pus[static_cast<size_t>(index)];
+}
+
+}  // namespace
+
+Result<Placement> PlaceWorkers(const Topology& topology,
+                               const RuntimeOptions& options) {
+  VARLANE_REQUIRE_ARG(
+      options.num_threads >= 0 && options.num_threads <= kMaxWorkers,
+      "num_threads = ", options.num_threads, ", must be in [0, ", kMaxWorkers,
+      "]");
+  std::vector<NodePus> nodes = CollectNodes(topology, options);
+  VARLANE_REQUIRE_ARG(!nodes.empty(), "the topology of ", topology.source,
+                      " has no cores");
+  int64_t capacity = 0;
+  for (const NodePus& node : nodes) capacity += node.capacity;
+  const int num_workers =
+      options.num_threads > 0
+          ? options.num_threads
+          : static_cast<int>(std::min<int64_t>(capacity, kMaxWorkers));
+  if (num_workers < static_cast<int>(nodes.size())) {
+    nodes.resize(static_cast<size_t>(num_workers));
+  }
+  Distribute(num_workers, &nodes);
+
+  Placement placement;
+  placement.first_worker.push_back(0);
+  for (NodePus& node : nodes) {
+    for (int64_t i = 0; i < node.num_workers; ++i) {
+      placement.pu_of_worker.push_back(PuOf(node, i));
+    }
+    placement.first_worker.push_back(placement.num_workers());
+    placement.pus_of_node.push_back(std::move(node.pus));
+  }
+  return placement;
+}
+
+}  // namespace varlane

@@ -1,0 +1,41 @@
+// Which worker stands where: a pure function of topology and options.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_RUNTIME_PLACEMENT_H_
+#define VARLANE_RUNTIME_PLACEMENT_H_
+
+#include <vector>
+
+#include "varlane/runtime.h"
+#include "varlane/status.h"
+
+namespace varlane {
+
+// More than any machine has hardware threads today.
+inline constexpr int kMaxWorkers = 4096;
+
+// Workers are numbered node by node; worker 0 is the seat of the thread that
+// calls Launch, all others are TBB's.
+struct Placement {
+  std::vector<int> pu_of_worker;  // [workers], OS index
+  std::vector<int> first_worker;  // [nodes + 1]; node n has [n], ... [n + 1]
+  std::vector<std::vector<int>> pus_of_node;  // every PU we may use there
+
+  int num_workers() const { return static_cast<int>(pu_of_worker.size()); }
+  int num_nodes() const { return static_cast<int>(first_worker.size()) - 1; }
+};
+
+// One worker a core (a hardware thread with use_smt), or options.num_threads
+// of them spread over the nodes by their number of cores, and over the cores
+// of a node evenly; more threads than cores share them in turn, SMT siblings
+// first. Node n is topology.nodes[n]; with fewer threads than nodes only the
+// first num_threads nodes are used; NumaPolicy::kOff makes one node of all.
+//
+// Errors: kInvalidArgument for num_threads outside [0, kMaxWorkers].
+Result<Placement> PlaceWorkers(const Topology& topology,
+                               const RuntimeOptions& options);
+
+}  // namespace varlane
+
+#endif  // VARLANE_RUNTIME_PLACEMENT_H_
