@@ -18,16 +18,11 @@
 
 #include "base/check.h"
 #include "memory/free_set.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 
 namespace varlane {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 std::vector<BlockId> AllocateAll(BlockAllocator* allocator) {
   std::vector<BlockId> blocks;
@@ -304,7 +299,7 @@ class Model {
 
 TEST(BlockAllocatorTest, MillionsOfRandomOperationsMatchTheModel) {
   constexpr int kSeeds = 8;
-  constexpr int kOperations = kSanitized ? 30'000 : 200'000;
+  constexpr int kOperations = testing::kSanitized ? 30'000 : 200'000;
   for (int i = 0; i < kSeeds; ++i) {
     const uint64_t seed = 0x5eed0000u + static_cast<uint64_t>(i);
     const bool shuffle = i % 2 == 1;

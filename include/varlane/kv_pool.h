@@ -43,7 +43,8 @@ struct Admission {
   enum class Kind : uint8_t {
     kAdmitted,   // done; the blocks are the sequence's
     kWait,       // would fit an emptier pool: needed > free
-    kNeverFits,  // needed > capacity
+    kNeverFits,  // what the sequence holds + new blocks > capacity: waiting
+                 //   for others cannot help
   };
   Kind kind = Kind::kAdmitted;
   int64_t needed_blocks = 0;
@@ -65,7 +66,8 @@ struct KvPoolStats {
   int64_t reserved_bytes = 0;
   int64_t slab_bytes = 0;
   int64_t num_slabs = 0;
-  int64_t huge_page_bytes = 0;  // what the kernel really gave, from smaps
+  int64_t huge_page_bytes = 0;  // what the kernel really gave, from smaps, as
+                                //   of the last growth
   HugePages huge_pages = HugePages::kOff;  // the kind it gave
 };
 
@@ -93,7 +95,8 @@ class VARLANE_EXPORT KvPool {
   int64_t capacity_blocks() const noexcept;
   int64_t free_blocks() const;
   KvPoolStats stats() const;
-  // NUMA node (index into Topology::nodes) whose memory holds the block.
+  // NUMA node (index into Topology::nodes) whose memory holds the block's first
+  // byte; 0 for an id that is no block.
   int NodeOfBlock(BlockId block) const noexcept;
 
   // Commits `num_blocks` more. Errors: kOutOfRange past max_blocks;
@@ -101,7 +104,8 @@ class VARLANE_EXPORT KvPool {
   Status Grow(int64_t num_blocks);
 
   // --- sequences -----------------------------------------------------------
-  // A new, empty sequence; takes no block.
+  // A new, empty sequence; takes no block. -1, which is no sequence, when the
+  // heap is exhausted.
   SeqId CreateSequence();
   // Makes room for `num_tokens` more tokens and advances the length. The blocks
   // that the new tokens fall into become exclusively the sequence's: a shared

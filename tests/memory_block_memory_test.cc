@@ -1,0 +1,360 @@
+// BlockMemory: slabs, nodes, growth, and refusals under real limits: rlimits
+// and a memory cgroup, each in a process of its own.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include "memory/block_memory.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/testing/sanitizers.h"
+#include "tests/testing/testing.h"
+
+namespace varlane {
+namespace {
+
+constexpr int64_t kKiB = 1024;
+constexpr int64_t kMiB = 1024 * kKiB;
+constexpr int64_t kGiB = 1024 * kMiB;
+
+std::unique_ptr<Runtime> MakeRuntime(const std::string& topology = "") {
+  RuntimeOptions options;
+  options.num_threads = 2;
+  options.topology = topology;
+  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
+  EXPECT_TRUE(testing::IsOk(runtime));
+  return runtime.ok() ? *std::move(runtime) : nullptr;
+}
+
+bool IsZero(const std::byte* data, int64_t bytes) {
+  return std::all_of(data, data + bytes,
+                     [](std::byte b) { return b == std::byte{0}; });
+}
+
+// Field 0 of statm is the address space, 1 what is resident.
+int64_t StatmBytes(int field) {
+  std::ifstream statm("/proc/self/statm");
+  int64_t pages = 0;
+  for (int i = 0; i <= field; ++i) statm >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+TEST(SlabBytesTest, SlabsAreHugePagesTimesAPowerOfTwoAndWasteLittle) {
+  for (int64_t pool = 1; pool < 1000 * kGiB; pool = pool * 3 / 2 + 1) {
+    const int64_t slab = SlabBytesFor(pool);
+    EXPECT_EQ(slab % (2 * kMiB), 0);
+    EXPECT_EQ(slab & (slab - 1), 0);
+    EXPECT_LE(slab, 64 * kMiB);
+    EXPECT_LE(slab, std::max(2 * kMiB, pool / 64));
+  }
+  EXPECT_EQ(SlabBytesFor(1), 2 * kMiB);
+  EXPECT_EQ(SlabBytesFor(20 * kGiB), 64 * kMiB);
+}
+
+TEST(LimitReserveTest, IsTwoPercentAndAtLeast64MiB) {
+  EXPECT_EQ(LimitReserveBytes({.name = "", .limit_bytes = kGiB}), 64 * kMiB);
+  EXPECT_EQ(LimitReserveBytes({.name = "", .limit_bytes = 100 * kGiB}),
+            2 * kGiB);
+}
+
+TEST(BlockMemoryTest, OverflowingSizeIsRefused) {
+  const auto runtime = MakeRuntime();
+  const auto memory = BlockMemory::Create(
+      {.block_bytes = int64_t{1} << 40, .max_blocks = 1 << 30}, runtime.get());
+  EXPECT_EQ(memory.status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(BlockMemoryTest, CommittedMemoryIsZeroAndWritable) {
+  const auto runtime = MakeRuntime();
+  for (const HugePages pages :
+       {HugePages::kOff, HugePages::kTransparent, HugePages::kExplicit}) {
+    auto memory = BlockMemory::Create(
+        {.block_bytes = 3 * kKiB, .max_blocks = 1000, .huge_pages = pages},
+        runtime.get());
+    VARLANE_ASSERT_OK(memory);
+    EXPECT_EQ((*memory)->stats().reserved_bytes, 4 * kMiB);
+    EXPECT_EQ((*memory)->stats().committed_bytes, 0);
+    VARLANE_ASSERT_OK((*memory)->Commit(1000));
+    const BlockMemoryStats& stats = (*memory)->stats();
+    EXPECT_EQ(stats.committed_bytes, 4 * kMiB);
+    EXPECT_EQ(stats.num_slabs, 2);
+    EXPECT_LE(stats.huge_pages, pages);
+    if (pages == HugePages::kOff) {
+      EXPECT_EQ(stats.huge_page_bytes, 0);
+    }
+    EXPECT_TRUE(IsZero((*memory)->base(), 1000 * 3 * kKiB));
+    std::memset((*memory)->base(), 1, 1000 * 3 * kKiB);
+  }
+}
+
+TEST(BlockMemoryTest, PopulatedBeforeUse) {
+  if (testing::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's own memory hides what the pool takes";
+  }
+  const auto runtime = MakeRuntime();
+  auto memory = BlockMemory::Create({.block_bytes = kMiB, .max_blocks = 128},
+                                    runtime.get());
+  VARLANE_ASSERT_OK(memory);
+  const int64_t reserved = StatmBytes(1);
+  VARLANE_ASSERT_OK((*memory)->Commit(64));
+  const int64_t committed = StatmBytes(1);
+  EXPECT_GE(committed - reserved, 60 * kMiB);
+  EXPECT_LE(committed - reserved, 80 * kMiB);
+  memory->reset();
+  EXPECT_LE(StatmBytes(1), reserved + 8 * kMiB) << "not given back";
+}
+
+TEST(BlockMemoryTest, GrowthKeepsAddressesAndContents) {
+  const auto runtime = MakeRuntime();
+  auto memory = BlockMemory::Create(
+      {.block_bytes = 1536 * kKiB, .max_blocks = 20}, runtime.get());
+  VARLANE_ASSERT_OK(memory);
+  VARLANE_ASSERT_OK((*memory)->Commit(3));
+  std::byte* const base = (*memory)->base();
+  const int64_t bytes = 3 * 1536 * kKiB;
+  std::memset(base, 0x5a, static_cast<size_t>(bytes));
+  for (const int64_t blocks : {4, 9, 20}) {
+    VARLANE_ASSERT_OK((*memory)->Commit(blocks));
+    ASSERT_EQ((*memory)->base(), base);
+    ASSERT_TRUE(std::all_of(base, base + bytes,
+                            [](std::byte b) { return b == std::byte{0x5a}; }));
+  }
+  EXPECT_TRUE(IsZero(base + bytes, 17 * 1536 * kKiB));
+  EXPECT_EQ((*memory)->stats().committed_bytes, 30 * kMiB);
+}
+
+TEST(BlockMemoryTest, BlocksAreSpreadEvenlyOverNodesAsRanges) {
+  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  ASSERT_EQ(runtime->num_nodes(), 2);
+  auto memory = BlockMemory::Create({.block_bytes = 2 * kMiB, .max_blocks = 10},
+                                    runtime.get());
+  VARLANE_ASSERT_OK(memory);
+  const auto nodes = [&](int64_t blocks) {
+    std::string out;
+    for (int64_t i = 0; i < blocks; ++i) {
+      out += std::to_string((*memory)->NodeOfBlock(i));
+    }
+    return out;
+  };
+  VARLANE_ASSERT_OK((*memory)->Commit(4));
+  EXPECT_EQ(nodes(4), "0011");
+  VARLANE_ASSERT_OK((*memory)->Commit(5));
+  EXPECT_EQ(nodes(5), "00110");
+  VARLANE_ASSERT_OK((*memory)->Commit(6));
+  EXPECT_EQ(nodes(6), "001101") << "many small growths stay even too";
+  VARLANE_ASSERT_OK((*memory)->Commit(10));
+  EXPECT_EQ(nodes(10), "0011010011");
+}
+
+// --- real limits, in a process of their own --------------------------------
+// Each body below runs in a re-executed copy of this test (a "death test" that
+// is expected to live), since limits cannot be lifted again.
+
+#define EXPECT_IN_CHILD(cond, ...)                               \
+  do {                                                           \
+    if (!(cond)) {                                               \
+      std::fprintf(stderr, "line %d: %s: %s\n", __LINE__, #cond, \
+                   std::string(__VA_ARGS__).c_str());            \
+      std::_Exit(1);                                             \
+    }                                                            \
+  } while (false)
+
+constexpr int64_t kBlockBytes = 256 * kKiB;
+
+struct Attempt {
+  std::unique_ptr<BlockMemory> memory;  // null when refused
+  Status status;
+};
+
+Attempt Try(Runtime* runtime, int64_t num_blocks, int64_t max_blocks = 0,
+            bool check_limits = true) {
+  Result<std::unique_ptr<BlockMemory>> memory =
+      BlockMemory::Create({.block_bytes = kBlockBytes,
+                           .max_blocks = std::max(num_blocks, max_blocks),
+                           .check_limits = check_limits},
+                          runtime);
+  if (!memory.ok()) return {nullptr, memory.status()};
+  Status status = (*memory)->Commit(num_blocks);
+  if (!status.ok()) return {nullptr, status};
+  return {*std::move(memory), status};
+}
+
+// The N of "... N blocks would fit".
+int64_t FittingBlocks(const Status& status) {
+  const std::string text(status.message());
+  const size_t colon = text.rfind(": ");
+  return colon == std::string::npos ? -1 : std::atoll(&text[colon + 2]);
+}
+
+// The pool of 2 GiB is refused in the name of `limit`, nothing stays behind,
+// and the number of blocks that the refusal offers is true.
+void ExpectTrueRefusal(Runtime* runtime, const std::string& limit) {
+  const int64_t before = StatmBytes(0);
+  const Status refused = Try(runtime, 2 * kGiB / kBlockBytes).status;
+  const std::string message = refused.ToString();
+  EXPECT_IN_CHILD(refused.code() == StatusCode::kResourceExhausted, message);
+  EXPECT_IN_CHILD(message.find(limit) != std::string::npos, message);
+  EXPECT_IN_CHILD(StatmBytes(0) < before + 64 * kMiB,
+                  "address space has leaked");
+  const int64_t fitting = FittingBlocks(refused);
+  EXPECT_IN_CHILD(fitting > 0, message);
+  const Attempt second = Try(runtime, fitting);
+  EXPECT_IN_CHILD(second.status.ok(),
+                  second.status.ToString() + " after " + message);
+  std::memset(second.memory->base(), 1,
+              static_cast<size_t>(fitting * kBlockBytes));
+}
+
+void LimitAndTry(decltype(RLIMIT_AS) resource, const std::string& name,
+                 int64_t bytes) {
+  const auto runtime = MakeRuntime();
+  // Threads and heaps of the runtime are there before the limit is set.
+  EXPECT_IN_CHILD(Try(runtime.get(), 64).status.ok());
+  rlimit limit{};
+  EXPECT_IN_CHILD(getrlimit(resource, &limit) == 0);
+  limit.rlim_cur = static_cast<rlim_t>(bytes);
+  EXPECT_IN_CHILD(setrlimit(resource, &limit) == 0);
+  ExpectTrueRefusal(runtime.get(), name);
+  // Without the check the kernel refuses, and that is a value as well.
+  const int64_t before = StatmBytes(0);
+  const Status refused =
+      Try(runtime.get(), 2 * kGiB / kBlockBytes, 0, false).status;
+  EXPECT_IN_CHILD(refused.code() == StatusCode::kResourceExhausted,
+                  refused.ToString());
+  EXPECT_IN_CHILD(StatmBytes(0) < before + 64 * kMiB,
+                  "address space has leaked");
+  std::_Exit(0);
+}
+
+class BlockMemoryLimitTest : public ::testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(BlockMemoryLimitTest, AddressSpaceLimitRefusesWithWhatFits) {
+  if (testing::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's shadow does not fit under RLIMIT_AS";
+  }
+  EXPECT_EXIT(LimitAndTry(RLIMIT_AS, "RLIMIT_AS", StatmBytes(0) + 600 * kMiB),
+              ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(BlockMemoryLimitTest, DataLimitRefusesWithWhatFits) {
+  if (testing::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's shadow counts as data";
+  }
+  EXPECT_EXIT(LimitAndTry(RLIMIT_DATA, "RLIMIT_DATA", 512 * kMiB),
+              ::testing::ExitedWithCode(0), "");
+}
+
+// The limit is lowered when growth has begun: what was there stays, usable.
+void ShrinkLimitAndGrow() {
+  const auto runtime = MakeRuntime();
+  Attempt pool = Try(runtime.get(), 64, 2 * kGiB / kBlockBytes);
+  EXPECT_IN_CHILD(pool.status.ok(), pool.status.ToString());
+  std::memset(pool.memory->base(), 7, 64 * kBlockBytes);
+  rlimit limit{};
+  getrlimit(RLIMIT_DATA, &limit);
+  limit.rlim_cur = static_cast<rlim_t>(400 * kMiB);
+  EXPECT_IN_CHILD(setrlimit(RLIMIT_DATA, &limit) == 0);
+  const int64_t resident = StatmBytes(1);
+  const int64_t slabs = pool.memory->stats().num_slabs;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const Status refused = pool.memory->Commit(kGiB / kBlockBytes);
+    EXPECT_IN_CHILD(refused.code() == StatusCode::kResourceExhausted,
+                    refused.ToString());
+    EXPECT_IN_CHILD(pool.memory->stats().num_slabs == slabs);
+    EXPECT_IN_CHILD(StatmBytes(1) < resident + 16 * kMiB, "memory has leaked");
+  }
+  for (int64_t i = 0; i < 64 * kBlockBytes; ++i) {
+    EXPECT_IN_CHILD(pool.memory->base()[i] == std::byte{7});
+  }
+  const Status grown = pool.memory->Commit(128);
+  EXPECT_IN_CHILD(grown.ok(), grown.ToString());
+  std::_Exit(0);
+}
+
+TEST_F(BlockMemoryLimitTest, RefusedGrowthChangesNothing) {
+  if (testing::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's shadow counts as data";
+  }
+  EXPECT_EXIT(ShrinkLimitAndGrow(), ::testing::ExitedWithCode(0), "");
+}
+
+const std::string kMemoryCgroups = "/sys/fs/cgroup/memory/";
+
+bool WriteFile(const std::string& path, int64_t number) {
+  std::ofstream file(path);
+  file << number << std::flush;
+  return file.good();
+}
+
+// Why no memory cgroup can be made here; empty where one can.
+std::string WhyNoCgroup(const std::string& directory) {
+  if (access((kMemoryCgroups + "memory.limit_in_bytes").c_str(), F_OK) != 0) {
+    return "no cgroup v1 memory controller at " + kMemoryCgroups;
+  }
+  if (mkdir(directory.c_str(), 0755) != 0) {
+    return "cannot make " + directory + ": " + std::strerror(errno);
+  }
+  rmdir(directory.c_str());
+  return "";
+}
+
+// Were a check missing, the kernel would kill this process and the test fail.
+void OutgrowCgroup(const std::string& directory) {
+  EXPECT_IN_CHILD(mkdir(directory.c_str(), 0755) == 0);
+  EXPECT_IN_CHILD(WriteFile(directory + "/memory.limit_in_bytes", 320 * kMiB));
+  EXPECT_IN_CHILD(WriteFile(directory + "/cgroup.procs", getpid()));
+  const auto runtime = MakeRuntime();
+  ExpectTrueRefusal(runtime.get(), "cgroup v1 memory /");
+  // In small steps, as a service grows: refused in time as well.
+  Attempt pool = Try(runtime.get(), 1, 2 * kGiB / kBlockBytes);
+  EXPECT_IN_CHILD(pool.status.ok(), pool.status.ToString());
+  int64_t blocks = 1;
+  Status status;
+  while (status.ok() && blocks < 2 * kGiB / kBlockBytes) {
+    status = pool.memory->Commit(blocks + 32);
+    if (status.ok()) blocks += 32;
+  }
+  EXPECT_IN_CHILD(status.code() == StatusCode::kResourceExhausted,
+                  status.ToString());
+  EXPECT_IN_CHILD(blocks * kBlockBytes > 64 * kMiB, std::to_string(blocks));
+  std::memset(pool.memory->base(), 1,
+              static_cast<size_t>(blocks * kBlockBytes));
+  std::_Exit(0);
+}
+
+TEST_F(BlockMemoryLimitTest, CgroupSmallerThanThePoolRefusesAndNobodyDies) {
+  const std::string prefix = kMemoryCgroups + "varlane_test_";
+  const std::string why =
+      WhyNoCgroup(prefix + "probe_" + std::to_string(getpid()));
+  if (!why.empty()) GTEST_SKIP() << why;
+  // Evaluated in the child, so its parent is this process.
+  EXPECT_EXIT(OutgrowCgroup(prefix + std::to_string(getppid())),
+              ::testing::ExitedWithCode(0), "");
+  const std::string directory = prefix + std::to_string(getpid());
+  // The child's exit may be seen before it has left its cgroup.
+  for (int i = 0; rmdir(directory.c_str()) != 0 && errno == EBUSY && i < 100;
+       ++i) {
+    usleep(10'000);
+  }
+}
+
+}  // namespace
+}  // namespace varlane
