@@ -6,9 +6,9 @@
 // A plan is made - and everything validated - once a step, run once a layer.
 //
 // Bits: for given dtypes a row's output is bit-identical whatever else is in
-// the batch, wherever chunk boundaries fall, however many workers run, whichever
-// owner pattern, partition mode, block size, block table or (FMA) instruction
-// set: docs/numerics.md says why. Layer 3.
+// the batch, wherever chunk boundaries fall, however many workers run,
+// whichever owner pattern, partition mode, block size, block table or (FMA)
+// instruction set: docs/numerics.md says why. Layer 3.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_ATTENTION_H_
@@ -41,9 +41,9 @@ struct Batch {
 
 // The same for every layer of a plan.
 struct AttentionShape {
-  int num_q_heads = 0;   // any multiple of layout.num_kv_heads
-  double scale = 0;      // of q.k; 0 = 1/sqrt(head_size)
-  bool causal = true;    // false: a row sees all seq_len tokens
+  int num_q_heads = 0;  // any multiple of layout.num_kv_heads
+  double scale = 0;     // of q.k; 0 = 1/sqrt(head_size)
+  bool causal = true;   // false: a row sees all seq_len tokens
 };
 
 enum class OwnerPattern : uint8_t {
@@ -76,8 +76,8 @@ using ConstTensor = TensorView<const void*>;
 using MutableTensor = TensorView<void*>;
 
 struct AttentionTensors {
-  ConstTensor q;       // [total_q, Hq, D]   f32, bf16 or f16
-  MutableTensor out;   // [total_q, Hq, Dv]  f32, bf16 or f16
+  ConstTensor q;         // [total_q, Hq, D]   f32, bf16 or f16
+  MutableTensor out;     // [total_q, Hq, Dv]  f32, bf16 or f16
   float* lse = nullptr;  // [total_q, Hq] natural log; -inf for a row that sees
                          // nothing (its out is 0); null = not wanted
 };
@@ -109,9 +109,10 @@ class VARLANE_EXPORT AttentionPlan {
   // One line per decision; for people.
   std::string ToString() const;
 
+  struct Impl;  // private to the library
+
  private:
   friend class Attention;
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -139,9 +140,8 @@ class VARLANE_EXPORT Attention {
   //         kResourceExhausted when the workspace cannot be had. `plan` is
   //         then empty, and running it is kFailedPrecondition.
   // Cost:   O(N + table entries in use); no allocation once warm.
-  Status Plan(const Batch& batch, const AttentionShape& shape,
-              const KvView& kv, const PlanOptions& options,
-              AttentionPlan* plan) const;
+  Status Plan(const Batch& batch, const AttentionShape& shape, const KvView& kv,
+              const PlanOptions& options, AttentionPlan* plan) const;
 
   // Computes softmax(scale q k^T + mask) v of one layer; blocks until done.
   //

@@ -1,0 +1,156 @@
+// The public face of attention/: varlane/attention.h.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include "varlane/attention.h"
+
+#include <new>
+#include <utility>
+
+#include "attention/plan.h"
+#include "attention/run.h"
+#include "attention/write_kv.h"
+#include "base/check.h"
+#include "kernels/kernel_table.h"
+
+namespace varlane {
+
+const char* OwnerPatternName(OwnerPattern pattern) {
+  switch (pattern) {
+    case OwnerPattern::kSearch:
+      return "search";
+    case OwnerPattern::kMap:
+      return "map";
+  }
+  return "?";
+}
+
+const char* PartitionModeName(PartitionMode mode) {
+  switch (mode) {
+    case PartitionMode::kAuto:
+      return "auto";
+    case PartitionMode::kSpread:
+      return "spread";
+    case PartitionMode::kWalk:
+      return "walk";
+  }
+  return "?";
+}
+
+std::vector<std::string> SupportedSimdTargets() {
+  std::vector<std::string> names;
+  for (const KernelTable* table : SupportedKernels()) {
+    names.emplace_back(table->name);
+  }
+  return names;
+}
+
+// --- AttentionPlan -----------------------------------------------------------
+
+AttentionPlan::AttentionPlan() = default;
+AttentionPlan::~AttentionPlan() = default;
+AttentionPlan::AttentionPlan(AttentionPlan&&) noexcept = default;
+AttentionPlan& AttentionPlan::operator=(AttentionPlan&&) noexcept = default;
+
+bool AttentionPlan::spreads_partitions() const noexcept {
+  return impl_ && impl_->ready && impl_->spread;
+}
+int64_t AttentionPlan::num_threadgroups() const noexcept {
+  return impl_ && impl_->ready ? impl_->num_threadgroups() : 0;
+}
+int64_t AttentionPlan::total_q() const noexcept {
+  return impl_ && impl_->ready ? impl_->total_q : 0;
+}
+int64_t AttentionPlan::workspace_bytes() const noexcept {
+  if (!impl_) return 0;
+  return static_cast<int64_t>(impl_->partials.capacity() * sizeof(float)) +
+         impl_->arrived_size * static_cast<int64_t>(sizeof(int32_t));
+}
+
+std::string AttentionPlan::ToString() const {
+  if (!impl_ || !impl_->ready) return "empty plan";
+  const Impl& plan = *impl_;
+  return StrCat("batch: ", plan.num_seqs, " sequences, ", plan.total_q,
+                " query tokens\nheads: ", plan.num_q_heads, " query, ",
+                plan.layout.num_kv_heads, " KV (group ", plan.group,
+                ")\ngrid: ", plan.layout.num_kv_heads, " heads x ",
+                plan.num_query_blocks, " query blocks of ", plan.block_q, " x ",
+                plan.num_partitions, " partitions = ", plan.num_threadgroups(),
+                " threadgroups\nowner: ", OwnerPatternName(plan.owner),
+                "\npartitions: ", plan.spread ? "spread" : "walk",
+                "\nworkspace: ", FormatBytes(workspace_bytes()), "\n");
+}
+
+// --- Attention ---------------------------------------------------------------
+
+class Attention::Impl {
+ public:
+  Impl(Runtime* runtime, const KernelTable* table)
+      : runtime_(runtime), table_(table) {}
+  Runtime* runtime() const { return runtime_; }
+  const KernelTable& table() const { return *table_; }
+
+ private:
+  Runtime* runtime_;
+  const KernelTable* table_;
+};
+
+Attention::Attention(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Attention::~Attention() = default;
+
+Result<std::unique_ptr<Attention>> Attention::Create(Runtime* runtime) {
+  VARLANE_REQUIRE_ARG(runtime != nullptr, "runtime is null");
+  const std::string& name = runtime->options().simd_target;
+  const KernelTable* table = FindKernels(name == "best" ? "" : name);
+  if (table == nullptr) {
+    std::string known;
+    for (const std::string& target : SupportedSimdTargets()) {
+      known += (known.empty() ? "" : ", ") + target;
+    }
+    return Status(StatusCode::kNotFound,
+                  StrCat("simd_target = \"", name,
+                         "\" is not supported here; there are: ", known));
+  }
+  try {
+    return std::unique_ptr<Attention>(
+        new Attention(std::make_unique<Impl>(runtime, table)));
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kResourceExhausted, "no memory for Attention");
+  }
+}
+
+const char* Attention::simd_target() const noexcept {
+  return impl_->table().name;
+}
+
+Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
+                       const KvView& kv, const PlanOptions& options,
+                       AttentionPlan* plan) const {
+  VARLANE_REQUIRE_ARG(plan != nullptr, "plan is null");
+  if (!plan->impl_) {
+    plan->impl_.reset(new (std::nothrow) AttentionPlan::Impl);
+    VARLANE_REQUIRE(plan->impl_ != nullptr, StatusCode::kResourceExhausted,
+                    "no memory for a plan");
+  }
+  return MakePlan(batch, shape, kv.layout, kv.num_blocks, options,
+                  impl_->runtime()->num_workers(), plan->impl_.get());
+}
+
+Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,
+                      const AttentionTensors& tensors, LaunchReport* report,
+                      std::stop_token stop) const {
+  VARLANE_REQUIRE_ARG(plan != nullptr, "plan is null");
+  VARLANE_REQUIRE(plan->impl_ != nullptr, StatusCode::kFailedPrecondition,
+                  "the plan is empty: Plan was not called");
+  return RunPlan(impl_->runtime(), impl_->table(), plan->impl_.get(), kv, layer,
+                 tensors, report, std::move(stop));
+}
+
+Status Attention::WriteKv(const KvView& kv, int layer, const ConstTensor& k,
+                          const ConstTensor& v,
+                          std::span<const int64_t> slot_mapping) const {
+  return WriteKvTokens(impl_->runtime(), impl_->table(), kv, layer, k, v,
+                       slot_mapping);
+}
+
+}  // namespace varlane

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "attention/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <new>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "kernels/args.h"
+
+namespace varlane {
+namespace {
+
+using Impl = AttentionPlan::Impl;
+
+// Rows of a query block: enough that a partition's K/V, read once from L3 or
+// DRAM, serve many rows from L2; 256 rows of accumulators are 128 KiB.
+constexpr int kBlockRows = 256;
+constexpr int kMaxGroup = 1024;
+
+// A launch spreads partitions when one threadgroup would otherwise hold more
+// than this share of what a worker has to do.
+constexpr int64_t kSpreadShare = 4;
+
+Status ValidateShape(const AttentionShape& shape, const KvLayout& layout) {
+  VARLANE_RETURN_IF_ERROR(layout.Validate());
+  VARLANE_REQUIRE_ARG(
+      shape.num_q_heads > 0 && shape.num_q_heads % layout.num_kv_heads == 0,
+      "num_q_heads = ", shape.num_q_heads,
+      ", must be a positive multiple of num_kv_heads = ", layout.num_kv_heads);
+  VARLANE_REQUIRE_ARG(shape.num_q_heads / layout.num_kv_heads <= kMaxGroup,
+                      "num_q_heads = ", shape.num_q_heads, " over ",
+                      layout.num_kv_heads, " KV heads is a group of ",
+                      shape.num_q_heads / layout.num_kv_heads,
+                      ", the limit is ", kMaxGroup);
+  VARLANE_REQUIRE_ARG(std::isfinite(shape.scale), "scale = ", shape.scale,
+                      ", must be finite");
+  return {};
+}
+
+Status ValidateLengths(const Batch& batch) {
+  const int64_t n = batch.num_seqs();
+  VARLANE_REQUIRE_ARG(std::cmp_equal(batch.cu_seqlens_q.size(), n + 1),
+                      "cu_seqlens_q has ", batch.cu_seqlens_q.size(),
+                      " entries, but seq_lens has ", n, ", which needs ",
+                      n + 1);
+  VARLANE_REQUIRE_ARG(batch.cu_seqlens_q[0] == 0,
+                      "cu_seqlens_q[0] = ", batch.cu_seqlens_q[0],
+                      ", must be 0");
+  for (int64_t i = 0; i < n; ++i) {
+    const auto at = static_cast<size_t>(i);
+    VARLANE_REQUIRE_ARG(
+        batch.cu_seqlens_q[at + 1] >= batch.cu_seqlens_q[at], "cu_seqlens_q[",
+        i + 1, "] = ", batch.cu_seqlens_q[at + 1], " is below cu_seqlens_q[", i,
+        "] = ", batch.cu_seqlens_q[at]);
+    VARLANE_REQUIRE_ARG(batch.seq_lens[at] >= 0, "seq_lens[", i,
+                        "] = ", batch.seq_lens[at], ", must not be negative");
+  }
+  return {};
+}
+
+Status ValidateTables(const Batch& batch, const KvLayout& layout,
+                      int64_t num_blocks, Impl* plan) {
+  const int64_t n = batch.num_seqs();
+  const int64_t stride = batch.block_table_stride;
+  VARLANE_REQUIRE_ARG(stride >= 0, "block_table_stride = ", stride,
+                      ", must not be negative");
+  const std::optional<int64_t> entries = CheckedMul(n, stride);
+  VARLANE_REQUIRE_ARG(
+      entries && std::cmp_greater_equal(batch.block_tables.size(), *entries),
+      "block_tables has ", batch.block_tables.size(), " entries, but ", n,
+      " sequences x block_table_stride = ", stride, " need more");
+  int64_t largest = -1;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t used = DivCeil<int64_t>(
+        batch.seq_lens[static_cast<size_t>(i)], layout.block_size);
+    VARLANE_REQUIRE_ARG(used <= stride, "seq_lens[", i,
+                        "] = ", batch.seq_lens[static_cast<size_t>(i)],
+                        " needs ", used, " blocks of ", layout.block_size,
+                        ", but block_table_stride = ", stride);
+    const int32_t* table = batch.block_tables.data() + i * stride;
+    for (int64_t b = 0; b < used; ++b) {
+      VARLANE_REQUIRE_ARG(table[b] >= 0 && table[b] < num_blocks,
+                          "block_tables[", i, "][", b, "] = ", table[b],
+                          ", but the pool has ", num_blocks, " blocks");
+      largest = std::max<int64_t>(largest, table[b]);
+    }
+  }
+  plan->num_blocks_needed = largest + 1;
+  return {};
+}
+
+// Keys that the last query token of a sequence's block sees, clipped to what
+// there is: the block's cost and its number of partitions.
+int64_t BlockLimit(const Impl& plan, int64_t seq, int64_t block_in_seq) {
+  const auto at = static_cast<size_t>(seq);
+  const int64_t q_len = plan.cu_seqlens_q[at + 1] - plan.cu_seqlens_q[at];
+  const int64_t seq_len = plan.seq_lens[at];
+  if (!plan.causal) return seq_len;
+  const int64_t last = std::min(q_len, (block_in_seq + 1) * plan.block_q) - 1;
+  return std::max<int64_t>(0, seq_len - q_len + last + 1);
+}
+
+// Visible (row, key) pairs of one head of a sequence.
+int64_t VisiblePairs(const Impl& plan, int64_t q_len, int64_t seq_len) {
+  if (!plan.causal) return q_len * seq_len;
+  const int64_t rows = std::min(q_len, seq_len);  // earlier rows see nothing
+  return rows * (seq_len - rows) + rows * (rows + 1) / 2;
+}
+
+struct Work {
+  int64_t threadgroups = 0;  // with rows
+  int64_t total = 0;         // key tokens visited, weighted by query tokens
+  int64_t largest = 0;
+  int64_t longest_context = 0;
+};
+
+Work CountWork(Impl* plan) {
+  Work work;
+  plan->kv_bytes = 0;
+  plan->flops = 0;
+  const KvLayout& layout = plan->layout;
+  for (int64_t i = 0; i < plan->num_seqs; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const int64_t q_len = plan->cu_seqlens_q[at + 1] - plan->cu_seqlens_q[at];
+    if (q_len == 0) continue;
+    const int64_t seq_len = plan->seq_lens[at];
+    work.longest_context = std::max(work.longest_context, seq_len);
+    const int64_t blocks = DivCeil<int64_t>(q_len, plan->block_q);
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t tokens =
+          std::min<int64_t>(plan->block_q, q_len - b * plan->block_q);
+      // One token costs a whole pass over memory; more come almost free until
+      // arithmetic binds, hence the constant.
+      const int64_t cost = (BlockLimit(*plan, i, b) + 1) * (tokens + 2);
+      work.total += cost;
+      work.largest = std::max(work.largest, cost);
+    }
+    work.threadgroups += blocks;
+    const int64_t head_sizes = layout.head_size + layout.v_head_size;
+    plan->kv_bytes += seq_len * layout.num_kv_heads * head_sizes *
+                      static_cast<int64_t>(SizeOf(layout.dtype));
+    plan->flops += 2 * head_sizes * plan->num_q_heads *
+                   VisiblePairs(*plan, q_len, seq_len);
+  }
+  work.total *= layout.num_kv_heads;
+  work.threadgroups *= layout.num_kv_heads;
+  return work;
+}
+
+bool ChooseSpread(PartitionMode mode, const Work& work, int num_workers) {
+  if (work.longest_context <= kPartition) return false;
+  switch (mode) {
+    case PartitionMode::kSpread:
+      return true;
+    case PartitionMode::kWalk:
+      return false;
+    case PartitionMode::kAuto:
+      break;
+  }
+  return num_workers > 1 &&
+         work.largest * num_workers * kSpreadShare > work.total;
+}
+
+void MakeOwnerMap(Impl* plan) {
+  plan->owner_map.assign(static_cast<size_t>(plan->num_query_blocks), -1);
+  for (int64_t i = 0; i < plan->num_seqs; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const int64_t q_len = plan->cu_seqlens_q[at + 1] - plan->cu_seqlens_q[at];
+    const int64_t first = plan->cu_seqlens_q[at] / plan->block_q + i;
+    const int64_t blocks = DivCeil<int64_t>(q_len, plan->block_q);
+    std::fill_n(plan->owner_map.begin() + first, blocks,
+                static_cast<int32_t>(i));
+  }
+}
+
+void SizeSpread(Impl* plan) {
+  plan->partial_base.assign(static_cast<size_t>(plan->num_seqs + 1), 0);
+  for (int64_t i = 0; i < plan->num_seqs; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const int64_t q_len = plan->cu_seqlens_q[at + 1] - plan->cu_seqlens_q[at];
+    const int64_t partitions = DivCeil<int64_t>(plan->seq_lens[at], kPartition);
+    // A single partition is written straight to the output.
+    const int64_t records =
+        partitions > 1 ? partitions * q_len * plan->group : 0;
+    plan->partial_base[at + 1] = plan->partial_base[at] + records;
+  }
+  const int64_t floats = plan->layout.num_kv_heads * plan->partial_base.back() *
+                         PartialFloats(plan->layout.v_head_size_padded());
+  if (std::cmp_less(plan->partials.size(), floats)) {
+    plan->partials.resize(static_cast<size_t>(floats));
+  }
+  const int64_t counters = plan->layout.num_kv_heads * plan->num_query_blocks;
+  if (plan->arrived_size < counters) {
+    plan->arrived =
+        std::make_unique<std::atomic<int32_t>[]>(static_cast<size_t>(counters));
+    plan->arrived_size = counters;
+  }
+  plan->arrived_dirty = true;
+}
+
+Status FillPlan(const Batch& batch, const AttentionShape& shape,
+                const PlanOptions& options, int num_workers, Impl* plan) {
+  plan->num_seqs = batch.num_seqs();
+  plan->total_q = batch.cu_seqlens_q.back();
+  plan->cu_seqlens_q.assign(batch.cu_seqlens_q.begin(),
+                            batch.cu_seqlens_q.end());
+  plan->seq_lens.assign(batch.seq_lens.begin(), batch.seq_lens.end());
+  plan->block_table_stride = batch.block_table_stride;
+  plan->block_tables.assign(
+      batch.block_tables.begin(),
+      batch.block_tables.begin() + plan->num_seqs * batch.block_table_stride);
+
+  plan->num_q_heads = shape.num_q_heads;
+  plan->group = shape.num_q_heads / plan->layout.num_kv_heads;
+  plan->causal = shape.causal;
+  const double scale = shape.scale == 0
+                           ? 1.0 / std::sqrt(double(plan->layout.head_size))
+                           : shape.scale;
+  constexpr double kLog2E = 1.44269504088896340736;
+  plan->scale_log2 = static_cast<float>(std::abs(scale) * kLog2E);
+  plan->negate_q = scale < 0;
+  plan->owner = options.owner;
+
+  plan->block_q = std::max(
+      1, static_cast<int>(
+             std::bit_floor(static_cast<unsigned>(kBlockRows / plan->group))));
+  plan->num_query_blocks = plan->total_q / plan->block_q + plan->num_seqs;
+  const Work work = CountWork(plan);
+  plan->spread = ChooseSpread(options.partitions, work, num_workers);
+  plan->num_partitions =
+      plan->spread ? DivCeil<int64_t>(work.longest_context, kPartition) : 1;
+  if (options.owner == OwnerPattern::kMap) MakeOwnerMap(plan);
+  if (plan->spread) SizeSpread(plan);
+  plan->counters.resize(static_cast<size_t>(num_workers));
+  return {};
+}
+
+}  // namespace
+
+int64_t FindOwner(const int32_t* cu_seqlens_q, int64_t num_seqs, int block_q,
+                  int64_t block) {
+  int64_t low = 0;  // invariant: start(low) <= block < start(high)
+  int64_t high = num_seqs;
+  while (high - low > 1) {
+    const int64_t mid = low + (high - low) / 2;
+    if (cu_seqlens_q[mid] / block_q + mid <= block) {
+      low = mid;
+    } else {
+      high = mid;
+    }
+  }
+  return low;
+}
+
+Status MakePlan(const Batch& batch, const AttentionShape& shape,
+                const KvLayout& layout, int64_t num_blocks,
+                const PlanOptions& options, int num_workers,
+                AttentionPlan::Impl* plan) {
+  plan->ready = false;
+  VARLANE_RETURN_IF_ERROR(ValidateShape(shape, layout));
+  VARLANE_RETURN_IF_ERROR(ValidateLengths(batch));
+  VARLANE_RETURN_IF_ERROR(ValidateTables(batch, layout, num_blocks, plan));
+  plan->layout = layout;
+  try {
+    VARLANE_RETURN_IF_ERROR(FillPlan(batch, shape, options, num_workers, plan));
+  } catch (const std::bad_alloc&) {
+    return {
+        StatusCode::kResourceExhausted,
+        StrCat("no memory for the workspace of a plan over ", batch.num_seqs(),
+               " sequences and ", batch.cu_seqlens_q.back(), " query tokens")};
+  }
+  plan->ready = true;
+  return {};
+}
+
+}  // namespace varlane

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "attention/run.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace varlane {
+namespace {
+
+using Impl = AttentionPlan::Impl;
+
+// Strides with their defaults filled in.
+struct Strides {
+  int64_t token;
+  int64_t head;
+};
+
+template <typename Tensor>
+Strides Resolve(const Tensor& tensor, int num_heads, int head_size) {
+  const int64_t head = tensor.head_stride != 0 ? tensor.head_stride : head_size;
+  const int64_t token = tensor.token_stride != 0
+                            ? tensor.token_stride
+                            : int64_t{num_heads} * head_size;
+  return {token, head};
+}
+
+// One launch: what every threadgroup reads, and nothing it writes but counters.
+class Launch {
+ public:
+  Launch(const KernelTable& table, Impl* plan, const KvView& kv, int layer,
+         const AttentionTensors& tensors)
+      : plan_(*plan),
+        kernels_(table.For(kv.layout.dtype)),
+        kv_(kv),
+        layer_(layer),
+        tensors_(tensors),
+        q_(Resolve(tensors.q, plan->num_q_heads, kv.layout.head_size)),
+        out_(Resolve(tensors.out, plan->num_q_heads, kv.layout.v_head_size)) {}
+
+  void operator()(const Threadgroup& tg) const {
+    WorkerCounters& count = plan_.counters[static_cast<size_t>(tg.worker())];
+    const int64_t partition = tg.index() % plan_.num_partitions;
+    const int64_t rest = tg.index() / plan_.num_partitions;
+    const int head = static_cast<int>(rest / plan_.num_query_blocks);
+    // Later blocks see more keys: the heaviest go first.
+    const int64_t block =
+        plan_.num_query_blocks - 1 - rest % plan_.num_query_blocks;
+
+    const int64_t seq = Owner(block, count);
+    if (seq < 0) {
+      ++count.surplus;
+      return;
+    }
+    const Item item = Locate(seq, head, block);
+    if (item.num_tokens <= 0 || partition >= item.num_partitions) {
+      ++count.surplus;
+      return;
+    }
+    if (plan_.spread && item.num_partitions > 1) {
+      RunPartition(tg, item, partition, count);
+    } else {
+      AttendArgs args = Args(tg, item);
+      args.partition_end = item.num_partitions;
+      Finish(item, &args);
+      Attend(args);
+    }
+  }
+
+ private:
+  // A threadgroup's work: `num_tokens` query tokens of one sequence and head.
+  struct Item {
+    int64_t seq;
+    int head;
+    int64_t block;  // in the grid
+    int64_t q_len;
+    int64_t first_token;  // within the sequence's query tokens
+    int64_t num_tokens;   // <= 0: past the sequence's rows
+    int64_t first_limit;  // keys the first token sees; may be negative
+    int64_t num_partitions;
+  };
+
+  int64_t Owner(int64_t block, WorkerCounters& count) const {
+    if (plan_.owner == OwnerPattern::kMap) {
+      ++count.owner_lookups;
+      return plan_.owner_map[static_cast<size_t>(block)];
+    }
+    ++count.owner_searches;
+    return FindOwner(plan_.cu_seqlens_q.data(), plan_.num_seqs, plan_.block_q,
+                     block);
+  }
+
+  Item Locate(int64_t seq, int head, int64_t block) const {
+    const int32_t* cu = plan_.cu_seqlens_q.data() + seq;
+    Item item;
+    item.seq = seq;
+    item.head = head;
+    item.block = block;
+    item.q_len = cu[1] - cu[0];
+    item.first_token = (block - (cu[0] / plan_.block_q + seq)) * plan_.block_q;
+    item.num_tokens =
+        std::min<int64_t>(plan_.block_q, item.q_len - item.first_token);
+    const int64_t seq_len = plan_.seq_lens[static_cast<size_t>(seq)];
+    int64_t last_limit = seq_len;
+    item.first_limit = seq_len;
+    if (plan_.causal) {
+      item.first_limit = seq_len - item.q_len + item.first_token + 1;
+      last_limit = item.first_limit + item.num_tokens - 1;
+    }
+    item.num_partitions = std::max<int64_t>(
+        1, DivCeil<int64_t>(std::max<int64_t>(last_limit, 0), kPartition));
+    return item;
+  }
+
+  AttendArgs Args(const Threadgroup& tg, const Item& item) const {
+    const KvLayout& layout = plan_.layout;
+    const int64_t token = TokenOf(item);
+    const int64_t q_head = int64_t{item.head} * plan_.group;
+    AttendArgs args;
+    args.q = static_cast<const std::byte*>(tensors_.q.data) +
+             (token * q_.token + q_head * q_.head) *
+                 static_cast<int64_t>(SizeOf(tensors_.q.dtype));
+    args.q_dtype = tensors_.q.dtype;
+    args.q_token_stride = q_.token;
+    args.q_head_stride = q_.head;
+    args.num_tokens = static_cast<int>(item.num_tokens);
+    args.group = plan_.group;
+    args.head_size = layout.head_size;
+    args.v_head_size = layout.v_head_size;
+    args.scale_log2 = plan_.scale_log2;
+    args.negate_q = plan_.negate_q;
+    args.kv.k = kv_.k(0, layer_, item.head);
+    args.kv.v = kv_.v(0, layer_, item.head);
+    args.kv.block_bytes = layout.block_bytes();
+    args.kv.block_table =
+        plan_.block_tables.data() + item.seq * plan_.block_table_stride;
+    args.kv.block_size_log2 =
+        std::countr_zero(static_cast<unsigned>(layout.block_size));
+    args.first_limit = item.first_limit;
+    args.limit_step = plan_.causal ? 1 : 0;
+    args.scratch = tg.scratch().data();
+    return args;
+  }
+
+  int64_t TokenOf(const Item& item) const {
+    return plan_.cu_seqlens_q[static_cast<size_t>(item.seq)] + item.first_token;
+  }
+
+  template <typename Args>
+  void Finish(const Item& item, Args* args) const {
+    const int64_t token = TokenOf(item);
+    const int64_t q_head = int64_t{item.head} * plan_.group;
+    args->out = static_cast<std::byte*>(tensors_.out.data) +
+                (token * out_.token + q_head * out_.head) *
+                    static_cast<int64_t>(SizeOf(tensors_.out.dtype));
+    args->out_dtype = tensors_.out.dtype;
+    args->out_token_stride = out_.token;
+    args->out_head_stride = out_.head;
+    args->lse_token_stride = plan_.num_q_heads;
+    args->lse = tensors_.lse == nullptr
+                    ? nullptr
+                    : tensors_.lse + token * plan_.num_q_heads + q_head;
+  }
+
+  // Few rows stream K/V once and fetch ahead; many re-read them from L2.
+  void Attend(const AttendArgs& args) const {
+    constexpr int kStreamedRows = 32;
+    if (args.num_tokens * args.group <= kStreamedRows) {
+      kernels_.attend_token(args);
+    } else {
+      kernels_.attend_tile(args);
+    }
+  }
+
+  // One partition of a spread item; whoever arrives last merges. Nobody waits.
+  void RunPartition(const Threadgroup& tg, const Item& item, int64_t partition,
+                    WorkerCounters& count) const {
+    const int64_t record = PartialFloats(plan_.layout.v_head_size_padded());
+    const auto at = static_cast<size_t>(item.seq);
+    const int64_t per_partition = item.q_len * plan_.group * record;
+    float* base = plan_.partials.data() +
+                  (item.head * plan_.partial_base.back() +
+                   plan_.partial_base[at] + item.first_token * plan_.group) *
+                      record;
+    AttendArgs args = Args(tg, item);
+    args.partition_begin = partition;
+    args.partition_end = partition + 1;
+    args.partials = base + partition * per_partition;
+    Attend(args);
+    ++count.spread_partitions;
+
+    std::atomic<int32_t>& arrived = plan_.arrived[static_cast<size_t>(
+        item.head * plan_.num_query_blocks + item.block)];
+    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 !=
+        item.num_partitions) {
+      return;
+    }
+    arrived.store(0, std::memory_order_relaxed);  // for the next layer
+    ++count.merges;
+    MergeArgs merge;
+    merge.partials = base;
+    merge.num_partials = item.num_partitions;
+    merge.partial_stride = per_partition;
+    merge.num_tokens = static_cast<int>(item.num_tokens);
+    merge.group = plan_.group;
+    merge.v_head_size = plan_.layout.v_head_size;
+    merge.scratch = tg.scratch().data();
+    Finish(item, &merge);
+    kernels_.merge(merge);
+  }
+
+  Impl& plan_;
+  const KvKernels& kernels_;
+  const KvView& kv_;
+  int layer_;
+  const AttentionTensors& tensors_;
+  Strides q_;
+  Strides out_;
+};
+
+Status ValidateRun(const Impl& plan, const KvView& kv, int layer,
+                   const AttentionTensors& tensors) {
+  VARLANE_REQUIRE(plan.ready, StatusCode::kFailedPrecondition,
+                  "the plan is empty: Plan was not called, or failed");
+  VARLANE_REQUIRE_ARG(kv.layout == plan.layout,
+                      "the KV view's layout is not the one planned for");
+  VARLANE_REQUIRE_ARG(kv.base != nullptr || plan.num_blocks_needed == 0,
+                      "the KV view's base is null");
+  VARLANE_REQUIRE_ARG(reinterpret_cast<uintptr_t>(kv.base) % 64 == 0,
+                      "the KV view's base is not 64-byte aligned");
+  VARLANE_REQUIRE_ARG(kv.num_blocks >= plan.num_blocks_needed,
+                      "the KV view has ", kv.num_blocks,
+                      " blocks, but the plan reads block ",
+                      plan.num_blocks_needed - 1);
+  VARLANE_REQUIRE_ARG(layer >= 0 && layer < plan.layout.num_layers,
+                      "layer = ", layer, ", but the layout has ",
+                      plan.layout.num_layers, " layers");
+  if (plan.total_q > 0) {
+    VARLANE_REQUIRE_ARG(tensors.q.data != nullptr, "q is null");
+    VARLANE_REQUIRE_ARG(tensors.out.data != nullptr, "out is null");
+  }
+  return {};
+}
+
+// Counters of a launch that failed half-way would make the next one merge too
+// early.
+void PrepareArrivals(Impl* plan) {
+  if (!plan->spread || !plan->arrived_dirty) return;
+  for (int64_t i = 0; i < plan->arrived_size; ++i) {
+    plan->arrived[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
+  }
+}
+
+void FillReport(const Impl& plan, double seconds, LaunchReport* report) {
+  *report = {};
+  report->threadgroups = plan.num_threadgroups();
+  for (const WorkerCounters& worker : plan.counters) {
+    report->surplus_threadgroups += worker.surplus;
+    report->owner_searches += worker.owner_searches;
+    report->owner_lookups += worker.owner_lookups;
+    report->spread_partitions += worker.spread_partitions;
+    report->merges += worker.merges;
+  }
+  report->kv_bytes = plan.kv_bytes;
+  report->flops = plan.flops;
+  report->seconds = seconds;
+}
+
+}  // namespace
+
+Status RunPlan(Runtime* runtime, const KernelTable& table,
+               AttentionPlan::Impl* plan, const KvView& kv, int layer,
+               const AttentionTensors& tensors, LaunchReport* report,
+               std::stop_token stop) {
+  VARLANE_RETURN_IF_ERROR(ValidateRun(*plan, kv, layer, tensors));
+  PrepareArrivals(plan);
+  std::fill(plan->counters.begin(), plan->counters.end(), WorkerCounters{});
+  const int rows =
+      static_cast<int>(std::min<int64_t>(plan->block_q, plan->total_q)) *
+      plan->group;
+  LaunchOptions options;
+  options.scratch_bytes =
+      table.For(plan->layout.dtype)
+          .attend_scratch_bytes(rows, plan->layout.head_size,
+                                plan->layout.v_head_size);
+  options.stop = std::move(stop);
+  const Launch launch(table, plan, kv, layer, tensors);
+
+  const auto start = std::chrono::steady_clock::now();
+  plan->arrived_dirty = true;
+  const Status status =
+      runtime->Launch(Grid{plan->num_threadgroups()}, launch, options);
+  if (!status.ok()) return status;
+  plan->arrived_dirty = false;
+  if (report != nullptr) {
+    const std::chrono::duration<double> elapsed =
+        std::chrono::steady_clock::now() - start;
+    FillReport(*plan, elapsed.count(), report);
+  }
+  return {};
+}
+
+}  // namespace varlane

@@ -1,0 +1,114 @@
+// What the kernels take: plain data with shapes; no Highway, no ownership.
+//
+// A *row* is one (query token, query head) pair; the rows of a threadgroup are
+// all tokens of a query block times all query heads of one KV head, token
+// major: row = token * group + head_in_group.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_KERNELS_ARGS_H_
+#define VARLANE_KERNELS_ARGS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "varlane/dtype.h"
+
+namespace varlane {
+
+// Part of the results (docs/numerics.md): changing either changes bits.
+//
+// Keys per softmax step, at absolute positions: a register tile of 4 rows by
+// 64 scores fills 16 AVX-512 accumulators.
+inline constexpr int kKeyTile = 64;
+// Keys per partial state. 1024 keys of bf16 K and V at head size 128 are
+// 512 KiB: half of a 1 MiB L2, so a query block re-reads them from L2.
+inline constexpr int kPartition = 1024;
+// Lanes of the running sum and of a padded V row; no vector is wider.
+inline constexpr int kLanes = 16;
+
+// One partial softmax state in memory: m (log2 units), l, then acc[Dv'].
+inline constexpr int64_t PartialFloats(int v_head_size_padded) {
+  return kLanes + v_head_size_padded;  // m and l padded to one vector
+}
+
+// K/V of one (layer, kv head), seen through one sequence's block table.
+struct KvPages {
+  const std::byte* k = nullptr;  // of block 0
+  const std::byte* v = nullptr;
+  int64_t block_bytes = 0;               // from block to block
+  const int32_t* block_table = nullptr;  // [ceil(context / block_size)]
+  int block_size_log2 = 4;
+};
+
+// Rows of one threadgroup against one sequence's context.
+struct AttendArgs {
+  // Query rows: q + token * q_token_stride + head * q_head_stride elements.
+  const void* q = nullptr;
+  DType q_dtype = DType::kF32;
+  int64_t q_token_stride = 0;
+  int64_t q_head_stride = 0;
+  int num_tokens = 0;
+  int group = 1;
+  int head_size = 0;
+  int v_head_size = 0;
+  float scale_log2 = 1;   // |scale| * log2(e), applied to fp32 dots
+  bool negate_q = false;  // scale < 0
+
+  KvPages kv;
+  // Token i sees keys [0, min(first_limit + i * limit_step, ...)): its own
+  // position + 1 when causal (limit_step 1), the context otherwise (0). May be
+  // negative, which sees nothing.
+  int64_t first_limit = 0;
+  int limit_step = 1;
+
+  // Partitions [begin, end) to walk.
+  int64_t partition_begin = 0;
+  int64_t partition_end = 0;
+
+  // Either final rows ...
+  void* out = nullptr;  // of token 0, head 0 of the group
+  DType out_dtype = DType::kF32;
+  int64_t out_token_stride = 0;
+  int64_t out_head_stride = 0;
+  float* lse = nullptr;  // of token 0, head 0; strides: Hq and 1. May be null.
+  int64_t lse_token_stride = 0;
+  // ... or, where not null, one partial state a row of the one partition.
+  float* partials = nullptr;  // [rows, PartialFloats]
+
+  std::byte* scratch = nullptr;  // 64-byte aligned, AttendScratchBytes
+};
+
+// Merges `num_partials` partial states a row in index order and finishes it.
+struct MergeArgs {
+  const float* partials = nullptr;  // [num_partials, rows, PartialFloats]
+  int64_t num_partials = 0;
+  int64_t partial_stride = 0;  // floats from one partition to the next
+  int num_tokens = 0;
+  int group = 1;
+  int v_head_size = 0;
+  void* out = nullptr;
+  DType out_dtype = DType::kF32;
+  int64_t out_token_stride = 0;
+  int64_t out_head_stride = 0;
+  float* lse = nullptr;
+  int64_t lse_token_stride = 0;
+  std::byte* scratch = nullptr;  // 64-byte aligned, PartialFloats floats
+};
+
+// Writes one token of one kv head: rounds (to nearest even) and packs.
+struct WriteArgs {
+  const void* k = nullptr;  // [D] contiguous
+  const void* v = nullptr;  // [Dv] contiguous
+  DType k_dtype = DType::kF32;
+  DType v_dtype = DType::kF32;
+  int head_size = 0;
+  int v_head_size = 0;
+  std::byte* k_block = nullptr;  // K of (block, layer, head)
+  std::byte* v_block = nullptr;
+  int block_size = 16;
+  int offset = 0;  // token within the block
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_KERNELS_ARGS_H_

@@ -1,0 +1,426 @@
+// Attention of one threadgroup: its rows against one sequence's context.
+//
+// Loop nest, from the outside: partition (its K/V stay in L2), chunk of 32 rows
+// (whose accumulators stay in L1), key tile, register group of up to 4 rows:
+//
+//   scores = q k^T   (ScoreTile)  ->  p = softmax (SoftmaxRow)  ->  acc += p v
+//
+// Memory traffic of one (chunk, tile) at head size 128, bf16: 32 KiB of K/V
+// from L2 for 8 groups x 1024 VDPBF16PS cycles: 4 bytes a cycle, an eighth of
+// what L2 gives. Interior tiles take no masks; a row at its limit stops its P.V
+// there. Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+constexpr int kChunkGroups = 8;
+constexpr int kChunkRows = kChunkGroups * kMaxRows;
+
+// How `rows` are cut into register groups of 1 to kMaxRows, as even as can be.
+struct RowGroups {
+  int rows;
+  int count;
+  HWY_INLINE explicit RowGroups(int num_rows)
+      : rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {}
+  HWY_INLINE int begin(int g) const {
+    return static_cast<int>(int64_t{rows} * g / count);
+  }
+};
+
+// The scratch of one threadgroup, carved once.
+template <class Ops>
+struct Workspace {
+  using Operand = typename Ops::Operand;
+  int acc_floats;  // Dv padded
+  int steps;       // of a dot product
+  Operand* q;      // [rows][steps], group-interleaved: [group][steps][R]
+  float* running;  // [rows][acc_floats] merged over partitions
+  State* states;   // [rows]
+  float* acc;      // [kChunkRows][acc_floats]
+  float* lanes;    // [kChunkRows][kLanes]
+  RowState* rows;  // [kChunkRows]
+  float* scores;   // [kMaxRows][kKeyTile]
+  Operand* p;      // [kMaxRows][kKeyTile / kPack]
+  float* floats;   // [head_size]
+
+  // Carves from `base`, or only counts where that is null; returns the bytes.
+  HWY_INLINE size_t Carve(std::byte* base, int num_rows, int head_size,
+                          int v_head_size) {
+    acc_floats = (v_head_size + kLanes - 1) / kLanes * kLanes;
+    steps = head_size / Ops::kPack;
+    size_t used = 0;
+    const auto take = [&](auto*& pointer, size_t count) HWY_ATTR {
+      using T = std::remove_reference_t<decltype(*pointer)>;
+      if (base != nullptr) pointer = reinterpret_cast<T*>(base + used);
+      used += (count * sizeof(T) + 63) / 64 * 64;
+    };
+    const auto n = static_cast<size_t>(num_rows);
+    const auto width = static_cast<size_t>(acc_floats);
+    take(q, n * static_cast<size_t>(steps));
+    take(acc, kChunkRows * width);
+    take(lanes, size_t{kChunkRows} * kLanes);
+    take(rows, kChunkRows);
+    take(scores, size_t{kMaxRows} * kKeyTile);
+    take(p, size_t{kMaxRows} * kKeyTile / Ops::kPack);
+    take(floats, static_cast<size_t>(head_size) + kLanes);
+    take(states, n);
+    take(running, n * width);
+    return used;
+  }
+};
+
+template <class Ops>
+size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
+  Workspace<Ops> ws;
+  return ws.Carve(nullptr, rows, head_size, v_head_size);
+}
+
+HWY_INLINE int64_t RowLimit(const AttendArgs& args, int row) {
+  return args.first_limit + int64_t{row / args.group} * args.limit_step;
+}
+
+// Addresses of the groups of the tile at `begin` that hold keys below `end`;
+// the others repeat the last one, so that a fetch of them is harmless.
+template <class Ops>
+HWY_INLINE TilePages FindPages(const AttendArgs& args, int64_t begin,
+                               int64_t end) {
+  constexpr int64_t kElem = sizeof(typename Ops::Cache);
+  const KvPages& kv = args.kv;
+  const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
+  const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  TilePages pages;
+  for (int g = 0; g < kGroups; ++g) {
+    const int64_t token = begin + g * kGroupTokens;
+    if (g > 0 && token >= end) {
+      pages.k[g] = pages.k[g - 1];
+      pages.v[g] = pages.v[g - 1];
+      continue;
+    }
+    const int64_t block = kv.block_table[token >> kv.block_size_log2];
+    const int64_t base = block * kv.block_bytes;
+    const int64_t within = token & mask;
+    pages.k[g] = kv.k + base + within * Ops::kPack * kElem;
+    pages.v[g] = kv.v + base + within * dv * kElem;
+  }
+  return pages;
+}
+
+template <class Ops>
+HWY_INLINE size_t KeyStride(const AttendArgs& args) {
+  return (size_t{Ops::kPack} * sizeof(typename Ops::Cache))
+         << args.kv.block_size_log2;
+}
+
+// --- dispatch on the register tile -------------------------------------------
+
+template <class Ops, bool kFetch>
+struct Micro {
+  using Operand = typename Ops::Operand;
+  using Score = void (*)(const Operand*, const std::byte* const*, size_t,
+                         size_t, float*, const Prefetch&);
+  using Value = void (*)(const Operand*, const std::byte* const*, size_t,
+                         size_t, int, int, float*, size_t, const Prefetch&);
+  template <int R>
+  static Score ScoreFor(int vecs) {
+    if constexpr (kMaxVecs == 4) {
+      if (vecs == 4) return &ScoreTile<Ops, R, 4, kFetch>;
+      if (vecs == 3) return &ScoreTile<Ops, R, 3, kFetch>;
+    }
+    return vecs == 2 ? &ScoreTile<Ops, R, 2, kFetch>
+                     : &ScoreTile<Ops, R, 1, kFetch>;
+  }
+  template <int R>
+  static Value ValueFor(int vecs) {
+    if constexpr (kMaxVecs == 4) {
+      if (vecs == 4) return &ValueTile<Ops, R, 4, kFetch>;
+      if (vecs == 3) return &ValueTile<Ops, R, 3, kFetch>;
+    }
+    return vecs == 2 ? &ValueTile<Ops, R, 2, kFetch>
+                     : &ValueTile<Ops, R, 1, kFetch>;
+  }
+};
+
+// Scores of R rows for the first `visible` keys of the tile.
+template <class Ops, int R, bool kFetch>
+HWY_INLINE void Scores(const typename Ops::Operand* q, const TilePages& pages,
+                       size_t stride, size_t steps, int visible, float* scores,
+                       const Prefetch& fetch) {
+  constexpr int kVecBytes =
+      static_cast<int>(kN) * Ops::kPack * int{sizeof(typename Ops::Cache)};
+  constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
+  const int vecs = (visible + static_cast<int>(kN) - 1) / static_cast<int>(kN);
+  for (int v = 0; v < vecs; v += kMaxVecs) {
+    const int width = HWY_MIN(kMaxVecs, vecs - v);
+    const std::byte* k[kMaxVecs];
+    for (int i = 0; i < width; ++i) {
+      k[i] = pages.k[(v + i) / kGroupVecs] + (v + i) % kGroupVecs * kVecBytes;
+    }
+    const auto score = Micro<Ops, kFetch>::template ScoreFor<R>(width);
+    score(q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
+  }
+}
+
+// acc += p v of R rows, lane steps [begin, end), all dims.
+template <class Ops, int R, bool kFetch>
+HWY_INLINE void Values(const typename Ops::Operand* p, const TilePages& pages,
+                       int begin, int end, float* acc, int acc_floats,
+                       Prefetch fetch) {
+  constexpr size_t kElem = sizeof(typename Ops::Cache);
+  const auto stride = static_cast<size_t>(acc_floats) * Ops::kPack * kElem;
+  const int vecs = acc_floats / static_cast<int>(kN);
+  const int passes = (vecs + kMaxVecs - 1) / kMaxVecs;
+  for (int i = 0; i < passes; ++i) {
+    const int first = vecs * i / passes;
+    const int width = vecs * (i + 1) / passes - first;
+    const auto value = Micro<Ops, kFetch>::template ValueFor<R>(width);
+    value(p, pages.v, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
+          stride, begin, end, acc + first * static_cast<int>(kN),
+          static_cast<size_t>(acc_floats), fetch);
+    if constexpr (kFetch) {
+      constexpr size_t kSteps = kKeyTile / Ops::kPack;
+      for (const std::byte*& line : fetch.line) line += kSteps * fetch.stride;
+      fetch.steps -= HWY_MIN(fetch.steps, kSteps);
+    }
+  }
+}
+
+// What the groups of a chunk share while they pass one key tile.
+template <class Ops>
+struct TileContext {
+  const AttendArgs* args;
+  const Workspace<Ops>* ws;
+  const TilePages* pages;
+  int64_t tile_begin;
+  size_t key_stride;
+  Prefetch fetch_values;  // while scores are computed
+  Prefetch fetch_keys;    // while values are added
+};
+
+// One register group of R rows over one key tile. `row` is its first row in the
+// threadgroup, `local` in the chunk.
+template <class Ops, int R, bool kFetch>
+HWY_NOINLINE void PassTile(const TileContext<Ops>& tile, int row, int local) {
+  const AttendArgs& args = *tile.args;
+  const Workspace<Ops>& ws = *tile.ws;
+  int visible[R];
+  for (int r = 0; r < R; ++r) {
+    const int64_t left = RowLimit(args, row + r) - tile.tile_begin;
+    visible[r] =
+        static_cast<int>(HWY_MAX(int64_t{0}, HWY_MIN(left, int64_t{kKeyTile})));
+  }
+  if (visible[R - 1] == 0) return;  // limits never fall with the row
+
+  const auto steps = static_cast<size_t>(ws.steps);
+  Scores<Ops, R, kFetch>(ws.q + static_cast<size_t>(row) * steps, *tile.pages,
+                         tile.key_stride, steps, visible[R - 1], ws.scores,
+                         tile.fetch_values);
+  constexpr int kRowSteps = kKeyTile / Ops::kPack;
+  int common = kRowSteps;
+  for (int r = 0; r < R; ++r) {
+    if (visible[r] > 0 &&
+        !SoftmaxRow<Ops>(ws.scores + r * kKeyTile, visible[r], args.scale_log2,
+                         ws.rows[local + r], ws.lanes + (local + r) * kLanes,
+                         ws.acc + (local + r) * ws.acc_floats, ws.acc_floats,
+                         ws.p + r * kRowSteps)) {
+      visible[r] = 0;
+    }
+    common = HWY_MIN(common, visible[r] / Ops::kPack);
+  }
+
+  float* acc = ws.acc + local * ws.acc_floats;
+  if (common > 0) {
+    Values<Ops, R, kFetch>(ws.p, *tile.pages, 0, common, acc, ws.acc_floats,
+                           tile.fetch_keys);
+  }
+  for (int r = 0; r < R; ++r) {
+    const int whole = visible[r] / Ops::kPack;
+    if (whole > common) {
+      Values<Ops, 1, false>(ws.p + r * kRowSteps, *tile.pages, common, whole,
+                            acc + r * ws.acc_floats, ws.acc_floats, {});
+    }
+    if constexpr (Ops::kPack == 2) {
+      if (visible[r] % 2 != 0) {
+        constexpr int kSteps = kGroupTokens / Ops::kPack;
+        const size_t stride = static_cast<size_t>(ws.acc_floats) * Ops::kPack *
+                              sizeof(typename Ops::Cache);
+        ValueHalfStep<Ops>(ws.p + r * kRowSteps + whole,
+                           tile.pages->v[whole / kSteps] +
+                               static_cast<size_t>(whole % kSteps) * stride,
+                           ws.acc_floats / static_cast<int>(kN),
+                           acc + r * ws.acc_floats);
+      }
+    }
+  }
+}
+
+template <class Ops, bool kFetch>
+HWY_INLINE void PassTile(const TileContext<Ops>& tile, int rows, int row,
+                         int local) {
+  switch (rows) {
+    case 1:
+      return PassTile<Ops, 1, kFetch>(tile, row, local);
+    case 2:
+      return PassTile<Ops, 2, kFetch>(tile, row, local);
+    case 3:
+      return PassTile<Ops, 3, kFetch>(tile, row, local);
+    default:
+      return PassTile<Ops, 4, kFetch>(tile, row, local);
+  }
+}
+
+// --- one chunk of rows over one partition
+// --------------------------------------
+
+template <class Ops, bool kFetch>
+HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
+                              const RowGroups& groups, int group_begin,
+                              int group_end, int64_t partition) {
+  const int row_begin = groups.begin(group_begin);
+  const int row_end = groups.begin(group_end);
+  for (int local = 0; local < row_end - row_begin; ++local) {
+    ResetRow(ws.rows[local], ws.lanes + local * kLanes,
+             ws.acc + local * ws.acc_floats, ws.acc_floats);
+  }
+  const int64_t begin = partition * kPartition;
+  const int64_t end = HWY_MIN(begin + kPartition, RowLimit(args, row_end - 1));
+  if (begin >= end) return;
+
+  constexpr size_t kElem = sizeof(typename Ops::Cache);
+  TileContext<Ops> tile;
+  tile.args = &args;
+  tile.ws = &ws;
+  tile.key_stride = KeyStride<Ops>(args);
+  TilePages pages = FindPages<Ops>(args, begin, end);
+  for (int64_t t = begin; t < end; t += kKeyTile) {
+    const int64_t next = t + kKeyTile;
+    const TilePages next_pages =
+        next < end ? FindPages<Ops>(args, next, end) : pages;
+    tile.pages = &pages;
+    tile.tile_begin = t;
+    if constexpr (kFetch) {
+      tile.fetch_values.stride = 64;
+      tile.fetch_values.steps =
+          static_cast<size_t>(ws.acc_floats) * kGroupTokens * kElem / 64;
+      tile.fetch_keys.stride = tile.key_stride;
+      tile.fetch_keys.steps = next < end ? static_cast<size_t>(ws.steps) : 0;
+      for (int g = 0; g < kGroups; ++g) {
+        tile.fetch_values.line[g] = pages.v[g];
+        tile.fetch_keys.line[g] = next_pages.k[g];
+      }
+    }
+    for (int g = group_begin; g < group_end; ++g) {
+      const int row = groups.begin(g);
+      PassTile<Ops, kFetch>(tile, groups.begin(g + 1) - row, row,
+                            row - row_begin);
+    }
+    pages = next_pages;
+  }
+}
+
+// Hands a row's state of one partition on: to its partial record, to its output
+// where this is all there is, or into the merged state.
+template <class Ops>
+HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
+                               int row, int local, int64_t partition) {
+  const float max = ws.rows[local].max;
+  const float sum = SumLanes(ws.lanes + local * kLanes);
+  float* acc = ws.acc + local * ws.acc_floats;
+  if (args.partials != nullptr) {
+    float* record = args.partials + row * PartialFloats(ws.acc_floats);
+    record[0] = max;
+    record[1] = sum;
+    std::memcpy(record + kLanes, acc,
+                static_cast<size_t>(ws.acc_floats) * sizeof(float));
+    return;
+  }
+  const int64_t limit = RowLimit(args, row);
+  const int64_t last =
+      HWY_MIN(HWY_MAX((limit - 1) / kPartition, args.partition_begin),
+              args.partition_end - 1);
+  if (partition > last) return;  // finished before
+  State state = {max, sum, acc};
+  if (partition != args.partition_begin || partition != last) {
+    State& merged = ws.states[row];
+    if (partition == args.partition_begin) {
+      merged = {kMinusInf, 0, ws.running + int64_t{row} * ws.acc_floats};
+    }
+    MergeState<Ops>(merged, max, sum, acc, ws.acc_floats);
+    state = merged;
+  }
+  if (partition != last) return;
+  const int64_t token = row / args.group;
+  const int64_t head = row % args.group;
+  float* lse = args.lse == nullptr
+                   ? nullptr
+                   : args.lse + token * args.lse_token_stride + head;
+  FinishRow(state, args.v_head_size, args.out_dtype,
+            RowAt(args.out, args.out_dtype,
+                  token * args.out_token_stride + head * args.out_head_stride),
+            lse);
+}
+
+template <class Ops, bool kFetch>
+HWY_INLINE void Attend(const AttendArgs& args) {
+  const ScopedFlushDenormals flush;
+  const int rows = args.num_tokens * args.group;
+  const RowGroups groups(rows);
+  Workspace<Ops> ws;
+  ws.Carve(args.scratch, rows, args.head_size, args.v_head_size);
+  for (int g = 0; g < groups.count; ++g) {
+    const int begin = groups.begin(g);
+    const int size = groups.begin(g + 1) - begin;
+    for (int r = 0; r < size; ++r) {
+      PackQuery<Ops>(
+          args, begin + r, ws.floats,
+          ws.q + static_cast<size_t>(begin) * static_cast<size_t>(ws.steps) + r,
+          size);
+    }
+  }
+  for (int64_t p = args.partition_begin; p < args.partition_end; ++p) {
+    for (int g = 0; g < groups.count; g += kChunkGroups) {
+      const int group_end = HWY_MIN(g + kChunkGroups, groups.count);
+      PassPartition<Ops, kFetch>(args, ws, groups, g, group_end, p);
+      const int row_begin = groups.begin(g);
+      for (int row = row_begin; row < groups.begin(group_end); ++row) {
+        ClosePartition<Ops>(args, ws, row, row - row_begin, p);
+      }
+    }
+  }
+}
+
+template <class Ops>
+void AttendToken(const AttendArgs& args) {
+  Attend<Ops, true>(args);
+}
+
+template <class Ops>
+void AttendRows(const AttendArgs& args) {
+  Attend<Ops, false>(args);
+}
+
+// Folds partial records in index order and writes the rows.
+template <class Ops>
+void MergePartials(const MergeArgs& args) {
+  const ScopedFlushDenormals flush;
+  const int acc_floats = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  for (int row = 0; row < args.num_tokens * args.group; ++row) {
+    State state = {kMinusInf, 0, reinterpret_cast<float*>(args.scratch)};
+    const float* record = args.partials + row * PartialFloats(acc_floats);
+    for (int64_t p = 0; p < args.num_partials; ++p) {
+      MergeState<Ops>(state, record[0], record[1], record + kLanes, acc_floats);
+      record += args.partial_stride;
+    }
+    const int64_t token = row / args.group;
+    const int64_t head = row % args.group;
+    FinishRow(
+        state, args.v_head_size, args.out_dtype,
+        RowAt(args.out, args.out_dtype,
+              token * args.out_token_stride + head * args.out_head_stride),
+        args.lse == nullptr ? nullptr
+                            : args.lse + token * args.lse_token_stride + head);
+  }
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane

@@ -1,0 +1,52 @@
+// The only door to the kernels: tables of function pointers, one per target.
+//
+// No Highway here, so everybody may include it. Tables are constant data: no
+// per-target function runs before the CPU was asked.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_KERNELS_KERNEL_TABLE_H_
+#define VARLANE_KERNELS_KERNEL_TABLE_H_
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+#include "kernels/args.h"
+#include "varlane/dtype.h"
+
+namespace varlane {
+
+// Kernels of one KV dtype. All noexcept in effect: they cannot fail.
+struct KvKernels {
+  // One query token's rows over its context: made for decode, where K/V come
+  // from DRAM once and the next keys are fetched while these are computed.
+  void (*attend_token)(const AttendArgs& args);
+  // Any number of tokens: row chunks over partitions that stay in L2.
+  void (*attend_tile)(const AttendArgs& args);
+  void (*merge)(const MergeArgs& args);
+  void (*write)(const WriteArgs& args);
+  // Bytes of AttendArgs::scratch for that many rows.
+  size_t (*attend_scratch_bytes)(int rows, int head_size, int v_head_size);
+};
+
+struct KernelTable {
+  const char* name;  // "AVX3_BF16", "AVX3", "AVX2", "SSE4", "SCALAR"
+  bool has_fma;      // all tables that have it give the same bits
+  const KvKernels* f32;
+  const KvKernels* bf16;
+  const KvKernels* f16;
+
+  const KvKernels& For(DType dtype) const {
+    return dtype == DType::kF32 ? *f32 : dtype == DType::kBF16 ? *bf16 : *f16;
+  }
+};
+
+// Compiled in and runnable on this CPU, best first; never empty. Thread-safe.
+std::span<const KernelTable* const> SupportedKernels();
+
+// The best for "", else the one of that name; null where there is none.
+const KernelTable* FindKernels(std::string_view name);
+
+}  // namespace varlane
+
+#endif  // VARLANE_KERNELS_KERNEL_TABLE_H_

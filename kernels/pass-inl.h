@@ -1,0 +1,31 @@
+// One compilation of all kernels, for the target and namespace in force.
+//
+// A .cc includes this once per Highway target with VARLANE_NS naming that
+// target's namespace, and once more for AVX3_BF16: Highway 1.0.3 has no target
+// with avx512_bf16, so in the AVX3 pass we widen the target string and compile
+// again into a namespace of our own, calling Highway's AVX3 functions (whose
+// features are a subset, hence inlinable).
+//
+// No guard: it is meant to be included again.
+// SPDX-License-Identifier: Apache-2.0
+
+#include "kernels/vec-inl.h"
+// After vec-inl.h:
+#include "kernels/tile-inl.h"
+// After tile-inl.h:
+#include "kernels/rows-inl.h"
+// After rows-inl.h:
+#include "kernels/attend-inl.h"
+#include "kernels/write-inl.h"
+
+namespace varlane {
+namespace VARLANE_NS {
+
+template <class Ops>
+constexpr KvKernels MakeKvKernels() {
+  return {&AttendToken<Ops>, &AttendRows<Ops>, &MergePartials<Ops>,
+          &WriteToken<Ops>, &AttendScratchBytes<Ops>};
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane

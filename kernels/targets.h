@@ -1,0 +1,25 @@
+// Which Highway targets the kernels are compiled for, and why.
+//
+// Included before any Highway header in every file that has a foreach pass.
+//
+//   AVX3_BF16  our own pass: AVX3 plus avx512_bf16 (see pass-inl.h)
+//   AVX3       AVX-512 F/BW/CD/DQ/VL
+//   AVX2       the first with FMA: from here up all give the same bits
+//   SSE4       no FMA; right, but with other roundings
+//   static     whatever the compiler's baseline is (SCALAR, EMU128 or SSE2)
+//
+// Left out: SSSE3 (nothing over SSE4 worth its size), AVX3_DL, ZEN4 and SPR
+// (what they add for us is the bf16 dot product, which AVX3_BF16 has).
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_KERNELS_TARGETS_H_
+#define VARLANE_KERNELS_TARGETS_H_
+
+// AVX10_2, AVX3_SPR and AVX3_ZEN4 by number: Highway 1.0.3 has no names for
+// them, and on later versions a name used before its definition would not do.
+#define VARLANE_LATER_X86_TARGETS ((1LL << 3) | (1LL << 4) | (1LL << 6))
+
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_AVX3_DL | VARLANE_LATER_X86_TARGETS)
+
+#endif  // VARLANE_KERNELS_TARGETS_H_

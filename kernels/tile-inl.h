@@ -1,0 +1,144 @@
+// The two micro-kernels: scores of a key tile, and P.V of a key tile.
+//
+// Both are one loop of the same shape: a vector of the cache (tokens resp. dims
+// in its lanes) times a broadcast operand (q resp. p) into R x NV register
+// accumulators. Nothing is ever summed across lanes.
+//
+// A key tile is kKeyTile tokens at an absolute position; it is seen as four
+// groups of 16 tokens, since 16 divides every block size: each group has its
+// own address, found once through the block table. Included once per pass by
+// pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+constexpr int kGroupTokens = 16;
+constexpr int kGroups = kKeyTile / kGroupTokens;
+constexpr int kMaxRows = 4;  // of a register tile
+
+// Where the 16-token groups of one key tile stand. Groups without a visible
+// token are null and never read.
+struct TilePages {
+  const std::byte* k[kGroups];
+  const std::byte* v[kGroups];
+};
+
+// Cache lines to fetch while computing: one line of every group a step.
+struct Prefetch {
+  const std::byte* line[kGroups] = {};
+  size_t stride = 0;  // bytes from one step's line to the next
+  size_t steps = 0;   // lines a group; 0 = nothing to fetch
+};
+
+HWY_INLINE void FetchStep(const Prefetch& fetch, size_t step) {
+  for (const std::byte* line : fetch.line) {
+    hwy::Prefetch(line + step * fetch.stride);
+  }
+}
+
+// scores[r][NV * kN] = q_r . k, one FMA chain per (row, token) in head order.
+//
+// q      [steps][R] operands
+// k      NV addresses of the first step's lanes
+// stride bytes from one step to the next
+template <class Ops, int R, int NV, bool kFetch>
+HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
+                            const std::byte* const* HWY_RESTRICT k,
+                            size_t stride, size_t steps,
+                            float* HWY_RESTRICT scores, const Prefetch& fetch) {
+  V acc[R][NV];
+  const std::byte* lane[NV];
+  HWY_UNROLL(16) for (int v = 0; v < NV; ++v) lane[v] = k[v];
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
+  }
+  for (size_t step = 0; step < steps; ++step) {
+    if constexpr (kFetch) FetchStep(fetch, step < fetch.steps ? step : 0);
+    typename Ops::Raw raw[NV];
+    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+      raw[v] = Ops::Load(lane[v] + step * stride);
+    }
+    HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+      const typename Ops::Operand x = q[step * R + r];
+      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+        acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], x);
+      }
+    }
+  }
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+      StoreF(acc[r][v], scores + r * kKeyTile + v * static_cast<int>(kN));
+    }
+  }
+}
+
+// acc[r][NV * kN] += p_r . v over lane steps [begin, end) of the tile, in token
+// order. A step is kPack tokens.
+//
+// p        [R][kKeyTile / kPack] operands
+// v        group addresses, already advanced to the first dim
+// stride   bytes from one step of a group to the next
+// acc      rows acc_stride floats apart
+template <class Ops, int R, int NV, bool kFetch>
+HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
+                            const std::byte* const* HWY_RESTRICT v,
+                            size_t offset, size_t stride, int begin, int end,
+                            float* HWY_RESTRICT acc, size_t acc_stride,
+                            const Prefetch& fetch) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;  // of one group
+  constexpr int kRowSteps = kKeyTile / Ops::kPack;
+  V sum[R][NV];
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+      sum[r][i] = LoadF(acc + static_cast<size_t>(r) * acc_stride +
+                        i * static_cast<int>(kN));
+    }
+  }
+  for (int step = begin; step < end;) {
+    const std::byte* base = v[step / kSteps] + offset;
+    const int group_end = HWY_MIN(end, (step / kSteps + 1) * kSteps);
+    const std::byte* lane = base + static_cast<size_t>(step % kSteps) * stride;
+    for (; step < group_end; ++step, lane += stride) {
+      if constexpr (kFetch) {
+        const auto line = static_cast<size_t>(step);
+        FetchStep(fetch, line < fetch.steps ? line : 0);
+      }
+      typename Ops::Raw raw[NV];
+      HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+        raw[i] =
+            Ops::Load(lane + i * kN * Ops::kPack * sizeof(typename Ops::Cache));
+      }
+      HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+        const typename Ops::Operand x = p[r * kRowSteps + step];
+        HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+          sum[r][i] = Ops::MulAdd(sum[r][i], raw[i], x);
+        }
+      }
+    }
+  }
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+      StoreF(sum[r][i], acc + static_cast<size_t>(r) * acc_stride +
+                            i * static_cast<int>(kN));
+    }
+  }
+}
+
+// The last step of a row with an odd number of visible tokens: the odd partner
+// is not the row's to see, and may be NaN, so its V is dropped, not multiplied
+// by zero.
+template <class Ops>
+HWY_NOINLINE void ValueHalfStep(const typename Ops::Operand* HWY_RESTRICT p,
+                                const std::byte* HWY_RESTRICT lane,
+                                int num_vecs, float* HWY_RESTRICT acc) {
+  for (int i = 0; i < num_vecs; ++i) {
+    const auto raw = Ops::DropOdd(
+        Ops::Load(lane + i * kN * Ops::kPack * sizeof(typename Ops::Cache)));
+    float* to = acc + i * static_cast<int>(kN);
+    StoreF(Ops::MulAdd(LoadF(to), raw, *p), to);
+  }
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane

@@ -1,0 +1,127 @@
+// Exact membership: K = 0 gives every visible key weight 1, and small integers
+// in V make the sum exact in any order, so out == fl(sum / n) bit for bit. A
+// dropped, doubled or foreign key shows.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include "tests/testing/attention_case.h"
+#include "tests/testing/testing.h"
+
+namespace varlane::testing {
+namespace {
+
+int SmallInteger(int seq, int pos, int head, int dim) {
+  return int(RandomValue(5, uint64_t(seq), uint64_t(pos), uint64_t(head),
+                         uint64_t(dim)) *
+             1000) &
+         7;
+}
+
+// out must be the correctly rounded mean of the visible values, exactly.
+void ExpectExactMeans(const AttentionCase& c, const Output& output) {
+  const CaseSpec& spec = c.spec();
+  for (int s = 0; s < int(spec.seqs.size()); ++s) {
+    for (int h = 0; h < spec.q_heads; ++h) {
+      for (int d = 0; d < spec.v_size(); ++d) {
+        double sum = 0;  // over the keys the rows so far have seen
+        int64_t seen = 0;
+        for (int i = 0; i < spec.seqs[size_t(s)].q_len; ++i) {
+          const int64_t n = c.Limit(s, i);
+          for (; seen < n; ++seen) {
+            sum += SmallInteger(s, int(seen), h / spec.group(), d);
+          }
+          const float want =
+              n == 0 ? 0.0f : static_cast<float>(sum) / static_cast<float>(n);
+          const auto row =
+              static_cast<size_t>((c.FirstToken(s) + i) * spec.q_heads + h);
+          ASSERT_EQ(std::bit_cast<uint32_t>(
+                        output.out[row * size_t(spec.v_size()) + size_t(d)]),
+                    std::bit_cast<uint32_t>(want))
+              << "seq " << s << " token " << i << " head " << h << " dim " << d
+              << " keys " << n;
+          if (d == 0 && n > 0) {
+            ASSERT_NEAR(output.lse[row], std::log(double(n)), 1e-6 * 12);
+          }
+        }
+      }
+    }
+  }
+}
+
+void Check(CaseSpec spec, Poison poison) {
+  const Fill zero = [](int, int, int, int) { return 0.0; };
+  const AttentionCase c(spec, {}, zero, SmallInteger, poison);
+  for (const Engine& engine : EnginesOfAllTargets()) {
+    for (const PartitionMode mode :
+         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+      for (const OwnerPattern owner :
+           {OwnerPattern::kSearch, OwnerPattern::kMap}) {
+        SCOPED_TRACE(std::string(engine.attention->simd_target()) + " " +
+                     PartitionModeName(mode) + " " + OwnerPatternName(owner) +
+                     " " + DTypeName(spec.kv_dtype));
+        ExpectExactMeans(c, c.Run(*engine.attention, {owner, mode}));
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+class ExactTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(ExactTest, EveryContextLengthAroundBlocksAndTilesIsWhole) {
+  CaseSpec spec;
+  spec.kv_dtype = GetParam();
+  spec.q_heads = 3;
+  spec.kv_heads = 1;
+  spec.head_size = 32;
+  for (int kv = 0; kv <= 130; ++kv) spec.seqs.push_back({1, kv});
+  Check(spec, Poison::kNaN);
+}
+
+TEST_P(ExactTest, EveryRowOfAPrefillIsWhole) {
+  for (const int group : {1, 3, 4, 5, 8}) {
+    CaseSpec spec;
+    spec.kv_dtype = GetParam();
+    spec.kv_heads = 1;
+    spec.q_heads = group;
+    spec.head_size = 32;
+    spec.block_size = 32;
+    spec.seqs = {{150, 150}, {67, 130}, {1, 64}, {0, 20}, {30, 10}};
+    Check(spec, Poison::kNaN);
+    if (HasFailure()) return;
+  }
+}
+
+TEST_P(ExactTest, ContextsAroundPartitionsAreWhole) {
+  CaseSpec spec;
+  spec.kv_dtype = GetParam();
+  spec.q_heads = 4;
+  spec.kv_heads = 1;
+  spec.head_size = 32;
+  spec.block_size = 64;
+  spec.seqs = {{1, 1023}, {2, 1024}, {3, 1025}, {70, 1090}, {1, 3000}};
+  Check(spec, Poison::kInf);
+}
+
+TEST_P(ExactTest, BidirectionalRowsAreWhole) {
+  CaseSpec spec;
+  spec.kv_dtype = GetParam();
+  spec.causal = false;
+  spec.head_size = 32;
+  spec.seqs = {{50, 77}, {1, 33}, {7, 7}};
+  Check(spec, Poison::kStale);
+}
+
+INSTANTIATE_TEST_SUITE_P(KvTypes, ExactTest,
+                         ::testing::Values(DType::kF32, DType::kBF16,
+                                           DType::kF16),
+                         DTypeParam);
+
+}  // namespace
+}  // namespace varlane::testing

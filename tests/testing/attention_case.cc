@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tests/testing/attention_case.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <span>
+
+#include "tests/testing/testing.h"
+#include "tests/testing/tolerance.h"
+#include "varlane/reference.h"
+
+namespace varlane::testing {
+namespace {
+
+uint64_t Mix(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+uint16_t PoisonBits16(Poison poison, DType dtype, size_t i) {
+  const bool bf16 = dtype == DType::kBF16;
+  switch (poison) {
+    case Poison::kNaN:
+      return bf16 ? 0x7fa1 : 0x7d01;  // signalling
+    case Poison::kInf:
+      return static_cast<uint16_t>((bf16 ? 0x7f80 : 0x7c00) |
+                                   (i % 2 != 0 ? 0x8000 : 0));
+    case Poison::kStale:
+      return bf16 ? 0x447a : 0x63d0;  // 1000
+    case Poison::kZero:
+      return 0;
+  }
+  return 0;
+}
+
+float PoisonF32(Poison poison, size_t i) {
+  switch (poison) {
+    case Poison::kNaN:
+      return std::numeric_limits<float>::signaling_NaN();
+    case Poison::kInf:
+      return i % 2 != 0 ? -std::numeric_limits<float>::infinity()
+                        : std::numeric_limits<float>::infinity();
+    case Poison::kStale:
+      return 1000.0f;
+    case Poison::kZero:
+      return 0.0f;
+  }
+  return 0;
+}
+
+}  // namespace
+
+double RandomValue(uint64_t seed, uint64_t a, uint64_t b, uint64_t c,
+                   uint64_t d) {
+  const uint64_t h =
+      Mix(Mix(Mix(Mix(Mix(seed) ^ a) ^ (b << 1)) ^ (c << 2)) ^ (d << 3));
+  // The sum of four uniforms on 8 bits: deviation 147.8.
+  const double sum = double(h & 0xff) + double((h >> 8) & 0xff) +
+                     double((h >> 16) & 0xff) + double((h >> 24) & 0xff);
+  const double fine = double(h >> 40) * 0x1p-24;  // bits for f32
+  return (sum + fine - 510.5) / 147.8;
+}
+
+double Rounded(double value, DType dtype) {
+  const auto f = static_cast<float>(value);
+  switch (dtype) {
+    case DType::kF32:
+      return f;
+    case DType::kBF16:
+      return ToFloat(ToBF16(f));
+    case DType::kF16:
+      return ToFloat(ToF16(f));
+  }
+  return f;
+}
+
+void StoreElement(void* base, DType dtype, int64_t index, double value) {
+  const auto f = static_cast<float>(value);
+  auto* bytes = static_cast<std::byte*>(base) + index * int64_t(SizeOf(dtype));
+  const uint16_t half = dtype == DType::kBF16 ? ToBF16(f).bits : ToF16(f).bits;
+  if (dtype == DType::kF32) {
+    std::memcpy(bytes, &f, sizeof(f));
+  } else {
+    std::memcpy(bytes, &half, sizeof(half));
+  }
+}
+
+double LoadElement(const void* base, DType dtype, int64_t index) {
+  const auto* bytes =
+      static_cast<const std::byte*>(base) + index * int64_t(SizeOf(dtype));
+  if (dtype == DType::kF32) {
+    float f = 0;
+    std::memcpy(&f, bytes, sizeof(f));
+    return f;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, bytes, sizeof(half));
+  return dtype == DType::kBF16 ? ToFloat(BF16{half}) : ToFloat(F16{half});
+}
+
+int64_t CaseSpec::total_q() const {
+  int64_t total = 0;
+  for (const SeqSpec& seq : seqs) total += seq.q_len;
+  return total;
+}
+
+void AttentionCase::AlignedFree::operator()(std::byte* p) const {
+  std::free(p);
+}
+
+AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
+                             const Fill& v, Poison poison)
+    : spec_(spec) {
+  layout_.dtype = spec.kv_dtype;
+  layout_.num_layers = 1;
+  layout_.num_kv_heads = spec.kv_heads;
+  layout_.head_size = spec.head_size;
+  layout_.v_head_size = spec.v_size();
+  layout_.block_size = spec.block_size;
+  LayOut();
+  // Q of a bf16 cache is rounded to bf16 by the kernel: give it such values.
+  const DType q_precision =
+      spec.kv_dtype == DType::kBF16 ? DType::kBF16 : spec.q_dtype;
+  q_.resize(
+      static_cast<size_t>(spec.total_q() * spec.q_heads * spec.head_size) *
+      SizeOf(spec.q_dtype));
+  for (int s = 0; s < int(spec.seqs.size()); ++s) {
+    for (int i = 0; i < spec.seqs[size_t(s)].q_len; ++i) {
+      const int pos =
+          spec.seqs[size_t(s)].kv_len - spec.seqs[size_t(s)].q_len + i;
+      for (int h = 0; h < spec.q_heads; ++h) {
+        for (int d = 0; d < spec.head_size; ++d) {
+          const double value =
+              q ? q(s, pos, h, d)
+                : RandomValue(spec.seed * 3, uint64_t(s), uint64_t(pos + 7),
+                              uint64_t(h), uint64_t(d));
+          StoreElement(
+              q_.data(), spec.q_dtype,
+              ((FirstToken(s) + i) * spec.q_heads + h) * spec.head_size + d,
+              Rounded(value, q_precision));
+        }
+      }
+    }
+  }
+  const Fill random_k = [&](int s, int pos, int h, int d) {
+    return RandomValue(spec_.seed * 3 + 1, uint64_t(s), uint64_t(pos),
+                       uint64_t(h), uint64_t(d));
+  };
+  const Fill random_v = [&](int s, int pos, int h, int d) {
+    return RandomValue(spec_.seed * 3 + 2, uint64_t(s), uint64_t(pos),
+                       uint64_t(h), uint64_t(d));
+  };
+  FillCache(k ? k : random_k, v ? v : random_v, poison);
+}
+
+void AttentionCase::LayOut() {
+  cu_seqlens_q_ = {0};
+  int64_t used = 0;
+  for (const SeqSpec& seq : spec_.seqs) {
+    cu_seqlens_q_.push_back(cu_seqlens_q_.back() + seq.q_len);
+    seq_lens_.push_back(seq.kv_len);
+    const int64_t blocks =
+        (seq.kv_len + spec_.block_size - 1) / spec_.block_size;
+    stride_ = std::max(stride_, blocks);
+    used += blocks;
+  }
+  stride_ += 1;  // one entry no sequence uses, poisoned below
+  num_blocks_ = used + spec_.extra_blocks;
+  std::vector<int32_t> ids(static_cast<size_t>(num_blocks_));
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+  std::shuffle(ids.begin(), ids.end(), std::mt19937_64(spec_.layout_seed));
+  block_tables_.assign(spec_.seqs.size() * static_cast<size_t>(stride_),
+                       std::numeric_limits<int32_t>::max());
+  size_t next = 0;
+  for (size_t s = 0; s < spec_.seqs.size(); ++s) {
+    const int blocks =
+        (spec_.seqs[s].kv_len + spec_.block_size - 1) / spec_.block_size;
+    for (int b = 0; b < blocks; ++b) {
+      block_tables_[s * static_cast<size_t>(stride_) + size_t(b)] = ids[next++];
+    }
+  }
+}
+
+void AttentionCase::FillCache(const Fill& k, const Fill& v, Poison poison) {
+  const auto bytes = static_cast<size_t>(
+      std::max<int64_t>(64, num_blocks_ * layout_.block_bytes()));
+  cache_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+  for (size_t i = 0; i < bytes / SizeOf(spec_.kv_dtype); ++i) {
+    if (spec_.kv_dtype == DType::kF32) {
+      const float f = PoisonF32(poison, i);
+      std::memcpy(cache_.get() + i * 4, &f, 4);
+    } else {
+      const uint16_t bits = PoisonBits16(poison, spec_.kv_dtype, i);
+      std::memcpy(cache_.get() + i * 2, &bits, 2);
+    }
+  }
+  const KvView kv = view();
+  for (size_t s = 0; s < spec_.seqs.size(); ++s) {
+    for (int pos = 0; pos < spec_.seqs[s].kv_len; ++pos) {
+      const int64_t block =
+          block_tables_[s * size_t(stride_) + size_t(pos / spec_.block_size)];
+      const int t = pos % spec_.block_size;
+      for (int h = 0; h < spec_.kv_heads; ++h) {
+        for (int d = 0; d < spec_.head_size; ++d) {
+          StoreElement(kv.k(block, 0, h), spec_.kv_dtype,
+                       layout_.k_offset(t, d), k(int(s), pos, h, d));
+        }
+        for (int d = 0; d < spec_.v_size(); ++d) {
+          StoreElement(kv.v(block, 0, h), spec_.kv_dtype,
+                       layout_.v_offset(t, d), v(int(s), pos, h, d));
+        }
+      }
+    }
+  }
+}
+
+KvView AttentionCase::view() const {
+  return {cache_.get(), num_blocks_, layout_};
+}
+
+Batch AttentionCase::batch() const {
+  return {cu_seqlens_q_, seq_lens_, block_tables_, stride_};
+}
+
+AttentionShape AttentionCase::shape() const {
+  AttentionShape shape;
+  shape.num_q_heads = spec_.q_heads;
+  shape.causal = spec_.causal;
+  shape.scale = spec_.scale;
+  return shape;
+}
+
+ConstTensor AttentionCase::q() const { return {q_.data(), spec_.q_dtype}; }
+
+Output AttentionCase::Run(const Attention& attention,
+                          const PlanOptions& options) const {
+  Output output;
+  AttentionPlan plan;
+  const Status planned =
+      attention.Plan(batch(), shape(), view(), options, &plan);
+  EXPECT_TRUE(IsOk(planned));
+  if (!planned.ok()) return output;
+  const auto rows = static_cast<size_t>(spec_.total_q() * spec_.q_heads);
+  const auto elements = rows * static_cast<size_t>(spec_.v_size());
+  std::vector<std::byte> raw(elements * SizeOf(spec_.out_dtype) + 1,
+                             std::byte{0xff});
+  output.lse.assign(rows, std::numeric_limits<float>::quiet_NaN());
+  AttentionTensors tensors;
+  tensors.q = q();
+  tensors.out = {raw.data(), spec_.out_dtype};
+  tensors.lse = output.lse.data();
+  EXPECT_TRUE(IsOk(attention.Run(&plan, view(), 0, tensors, &output.report)));
+  EXPECT_EQ(raw.back(), std::byte{0xff}) << "wrote past out";
+  output.out.resize(elements);
+  for (size_t i = 0; i < elements; ++i) {
+    output.out[i] = static_cast<float>(
+        LoadElement(raw.data(), spec_.out_dtype, int64_t(i)));
+  }
+  return output;
+}
+
+double AttentionCase::Q(int64_t token, int head, int dim) const {
+  return LoadElement(q_.data(), spec_.q_dtype,
+                     (token * spec_.q_heads + head) * spec_.head_size + dim);
+}
+
+double AttentionCase::K(int seq, int pos, int kv_head, int dim) const {
+  const int64_t block = block_tables_[size_t(seq) * size_t(stride_) +
+                                      size_t(pos / spec_.block_size)];
+  return LoadElement(view().k(block, 0, kv_head), spec_.kv_dtype,
+                     layout_.k_offset(pos % spec_.block_size, dim));
+}
+
+double AttentionCase::V(int seq, int pos, int kv_head, int dim) const {
+  const int64_t block = block_tables_[size_t(seq) * size_t(stride_) +
+                                      size_t(pos / spec_.block_size)];
+  return LoadElement(view().v(block, 0, kv_head), spec_.kv_dtype,
+                     layout_.v_offset(pos % spec_.block_size, dim));
+}
+
+int64_t AttentionCase::Limit(int seq, int i) const {
+  const SeqSpec& s = spec_.seqs[size_t(seq)];
+  return spec_.causal ? std::max(0, s.kv_len - s.q_len + i + 1) : s.kv_len;
+}
+
+int64_t AttentionCase::FirstToken(int seq) const {
+  return cu_seqlens_q_[size_t(seq)];
+}
+
+void AttentionCase::Poke(int seq, int pos, int kv_head, double value) {
+  const int64_t block = block_tables_[size_t(seq) * size_t(stride_) +
+                                      size_t(pos / spec_.block_size)];
+  const int t = pos % spec_.block_size;
+  for (int d = 0; d < spec_.head_size; ++d) {
+    StoreElement(view().k(block, 0, kv_head), spec_.kv_dtype,
+                 layout_.k_offset(t, d), value);
+  }
+  for (int d = 0; d < spec_.v_size(); ++d) {
+    StoreElement(view().v(block, 0, kv_head), spec_.kv_dtype,
+                 layout_.v_offset(t, d), value);
+  }
+}
+
+namespace {
+
+// Contiguous fp64 K and V of one (sequence, kv head).
+struct Contiguous {
+  std::vector<double> k;
+  std::vector<double> v;
+};
+
+Contiguous Gather(const AttentionCase& c, int seq, int kv_head) {
+  const CaseSpec& spec = c.spec();
+  Contiguous kv;
+  for (int pos = 0; pos < spec.seqs[size_t(seq)].kv_len; ++pos) {
+    for (int d = 0; d < spec.head_size; ++d) {
+      kv.k.push_back(c.K(seq, pos, kv_head, d));
+    }
+    for (int d = 0; d < spec.v_size(); ++d) {
+      kv.v.push_back(c.V(seq, pos, kv_head, d));
+    }
+  }
+  return kv;
+}
+
+double LargestScore(const ReferenceRow& row) {
+  double largest = 0;
+  for (int64_t t = 0; t < row.num_keys; ++t) {
+    double dot = 0;
+    for (size_t d = 0; d < row.q.size(); ++d) {
+      dot += std::abs(row.q[d] * row.k[size_t(t) * row.q.size() + d]);
+    }
+    largest = std::max(largest, dot * std::abs(row.scale));
+  }
+  return largest;
+}
+
+}  // namespace
+
+void AttentionCase::ExpectMatchesReference(const Output& output) const {
+  const auto dv = static_cast<size_t>(spec_.v_size());
+  const double scale =
+      spec_.scale != 0 ? spec_.scale : 1.0 / std::sqrt(spec_.head_size);
+  std::vector<double> q(static_cast<size_t>(spec_.head_size));
+  std::vector<double> want(dv);
+  std::vector<double> bound(dv);
+  for (int s = 0; s < int(spec_.seqs.size()); ++s) {
+    for (int h = 0; h < spec_.q_heads; ++h) {
+      const Contiguous kv = Gather(*this, s, h / spec_.group());
+      for (int i = 0; i < spec_.seqs[size_t(s)].q_len; ++i) {
+        const int64_t token = FirstToken(s) + i;
+        for (int d = 0; d < spec_.head_size; ++d) {
+          q[size_t(d)] = Q(token, h, d);
+        }
+        const ReferenceRow row = {q,           kv.k.data(), kv.v.data(),
+                                  Limit(s, i), int64_t(dv), scale};
+        const double lse = ReferenceAttention(row, want, bound);
+        const auto at = static_cast<size_t>(token * spec_.q_heads + h);
+        if (std::isinf(lse)) {
+          ASSERT_EQ(output.lse[at], lse) << "seq " << s << " row " << i;
+        } else {
+          ASSERT_NEAR(output.lse[at], lse, LseBound(lse))
+              << "seq " << s << " token " << i << " head " << h;
+        }
+        const double c =
+            OutputBound(spec_.kv_dtype, spec_.head_size, LargestScore(row));
+        for (size_t d = 0; d < dv; ++d) {
+          const double allowed =
+              c * bound[d] +
+              OutputRounding(spec_.out_dtype) * std::abs(want[d]) + 1e-30;
+          ASSERT_NEAR(output.out[at * dv + d], want[d], allowed)
+              << "seq " << s << " token " << i << " head " << h << " dim " << d;
+        }
+      }
+    }
+  }
+}
+
+Engine MakeEngine(int threads, const std::string& simd) {
+  RuntimeOptions options;
+  options.num_threads = threads;
+  options.simd_target = simd;
+  Engine engine;
+  auto runtime = Runtime::Create(options);
+  EXPECT_TRUE(IsOk(runtime));
+  if (!runtime.ok()) return engine;
+  engine.runtime = std::move(runtime).value();
+  auto attention = Attention::Create(engine.runtime.get());
+  EXPECT_TRUE(IsOk(attention));
+  if (attention.ok()) engine.attention = std::move(attention).value();
+  return engine;
+}
+
+const std::vector<Engine>& EnginesOfAllTargets() {
+  static const std::vector<Engine> engines = [] {
+    std::vector<Engine> all;
+    for (const std::string& target : SupportedSimdTargets()) {
+      all.push_back(MakeEngine(2, target));
+      EXPECT_EQ(all.back().attention->simd_target(), target);
+    }
+    return all;
+  }();
+  return engines;
+}
+
+void ExpectSameBits(const Output& a, const Output& b, const std::string& what) {
+  ASSERT_EQ(a.out.size(), b.out.size()) << what;
+  ASSERT_EQ(a.lse.size(), b.lse.size()) << what;
+  for (size_t i = 0; i < a.out.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(a.out[i]),
+              std::bit_cast<uint32_t>(b.out[i]))
+        << what << ": out[" << i << "] = " << a.out[i] << " against "
+        << b.out[i];
+  }
+  for (size_t i = 0; i < a.lse.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(a.lse[i]),
+              std::bit_cast<uint32_t>(b.lse[i]))
+        << what << ": lse[" << i << "]";
+  }
+}
+
+}  // namespace varlane::testing

@@ -1,0 +1,141 @@
+// One attention problem with everything around it: inputs, a paged cache packed
+// by an independent scalar writer, poison everywhere else, and the oracle.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_TESTS_TESTING_ATTENTION_CASE_H_
+#define VARLANE_TESTS_TESTING_ATTENTION_CASE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/testing/testing.h"
+#include "varlane/attention.h"
+#include "varlane/runtime.h"
+
+namespace varlane::testing {
+
+struct SeqSpec {
+  int q_len = 1;
+  int kv_len = 1;
+};
+
+struct CaseSpec {
+  std::vector<SeqSpec> seqs;
+  int q_heads = 4;
+  int kv_heads = 2;
+  int head_size = 64;
+  int v_head_size = 0;  // 0 = head_size
+  int block_size = 16;
+  DType kv_dtype = DType::kBF16;
+  DType q_dtype = DType::kF32;
+  DType out_dtype = DType::kF32;
+  bool causal = true;
+  double scale = 0;
+  uint64_t seed = 1;         // of the inputs
+  uint64_t layout_seed = 1;  // of the block tables
+  int extra_blocks = 3;      // unreferenced
+
+  int v_size() const { return v_head_size != 0 ? v_head_size : head_size; }
+  int group() const { return q_heads / kv_heads; }
+  int64_t total_q() const;
+};
+
+// What fills the bytes that no row may see.
+enum class Poison : uint8_t { kNaN, kInf, kStale, kZero };
+
+// Element (seq, position, head, dim) -> value. Rounded to the stored type.
+using Fill = std::function<double(int seq, int pos, int head, int dim)>;
+
+struct Output {
+  std::vector<float> out;  // [total_q, Hq, Dv], widened
+  std::vector<float> lse;  // [total_q, Hq]
+  LaunchReport report;
+};
+
+class AttentionCase {
+ public:
+  // Random inputs of about unit variance unless fills are given.
+  explicit AttentionCase(const CaseSpec& spec, const Fill& q = {},
+                         const Fill& k = {}, const Fill& v = {},
+                         Poison poison = Poison::kNaN);
+
+  const CaseSpec& spec() const { return spec_; }
+  KvView view() const;
+  Batch batch() const;
+  AttentionShape shape() const;
+  ConstTensor q() const;
+
+  // Plans and runs; fails the test on an error.
+  Output Run(const Attention& attention, const PlanOptions& options = {}) const;
+
+  // The element as stored, i.e. rounded.
+  double Q(int64_t token, int head, int dim) const;
+  double K(int seq, int pos, int kv_head, int dim) const;
+  double V(int seq, int pos, int kv_head, int dim) const;
+
+  // Keys that query token i of sequence s sees (never negative).
+  int64_t Limit(int seq, int i) const;
+  int64_t FirstToken(int seq) const;  // of the sequence, in q
+
+  // Compares every row with the fp64 oracle; see tolerance.h for the bounds.
+  void ExpectMatchesReference(const Output& output) const;
+
+  // Overwrites one cache element (any slot of the sequence's blocks).
+  void Poke(int seq, int pos, int kv_head, double value);
+
+  std::vector<int32_t>& block_tables() { return block_tables_; }
+  std::vector<int32_t>& seq_lens() { return seq_lens_; }
+  std::vector<int32_t>& cu_seqlens_q() { return cu_seqlens_q_; }
+
+ private:
+  void LayOut();
+  void FillCache(const Fill& k, const Fill& v, Poison poison);
+
+  CaseSpec spec_;
+  KvLayout layout_;
+  std::vector<int32_t> cu_seqlens_q_;
+  std::vector<int32_t> seq_lens_;
+  std::vector<int32_t> block_tables_;
+  int64_t stride_ = 0;
+  int64_t num_blocks_ = 0;
+  std::vector<std::byte> q_;  // [total_q, Hq, D] of q_dtype
+  struct AlignedFree {
+    void operator()(std::byte* p) const;
+  };
+  std::unique_ptr<std::byte, AlignedFree> cache_;
+};
+
+// Deterministic and about N(0, 1); exact in f16 and bf16 after rounding there.
+double RandomValue(uint64_t seed, uint64_t a, uint64_t b, uint64_t c,
+                   uint64_t d);
+
+// `value` rounded to `dtype` and back.
+double Rounded(double value, DType dtype);
+void StoreElement(void* base, DType dtype, int64_t index, double value);
+double LoadElement(const void* base, DType dtype, int64_t index);
+
+// A runtime and the operation on it; `simd` "" = best.
+struct Engine {
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<Attention> attention;
+};
+Engine MakeEngine(int threads, const std::string& simd = "");
+// One engine per supported target, made once; 2 workers.
+const std::vector<Engine>& EnginesOfAllTargets();
+
+// Names a case by its dtype.
+inline std::string DTypeParam(const ::testing::TestParamInfo<DType>& param) {
+  return DTypeName(param.param);
+}
+
+// Bitwise equality of out and lse, naming the first difference.
+void ExpectSameBits(const Output& a, const Output& b, const std::string& what);
+
+}  // namespace varlane::testing
+
+#endif  // VARLANE_TESTS_TESTING_ATTENTION_CASE_H_
