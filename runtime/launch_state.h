@@ -44,8 +44,8 @@ class LaunchState {
  public:
   // Throws std::bad_alloc.
   explicit LaunchState(int num_nodes)
-      : ranges(
-            std::make_unique<SharedRange[]>(static_cast<size_t>(num_nodes))) {}
+      : ranges(std::make_unique<SharedRange[]>(static_cast<size_t>(num_nodes))),
+        num_tasks(static_cast<size_t>(num_nodes)) {}
 
   // Cuts the grid into ranges and forgets the launch before.
   void Reset(const Grid& grid,

@@ -1,0 +1,569 @@
+// Proves what a launch promises: every index once, exclusive workers, private
+// scratch, and a runtime that survives every failure.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/testing/testing.h"
+#include "varlane/runtime.h"
+
+namespace varlane {
+namespace {
+
+constexpr std::array<int, 5> kThreadCounts = {1, 2, 3, 4, 8};
+
+std::unique_ptr<Runtime> MakeRuntime(int num_threads,
+                                     const std::string& topology = "") {
+  RuntimeOptions options;
+  options.num_threads = num_threads;
+  options.topology = topology;
+  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
+  EXPECT_TRUE(testing::IsOk(runtime));
+  return runtime.ok() ? *std::move(runtime) : nullptr;
+}
+
+// Counts how often each index ran.
+class Counts {
+ public:
+  explicit Counts(int64_t n) : counts_(static_cast<size_t>(n)) {}
+  void Add(int64_t index) {
+    counts_[static_cast<size_t>(index)].fetch_add(1, std::memory_order_relaxed);
+  }
+  // The first index that did not run exactly once, -1 if all did.
+  int64_t FirstWrong() const {
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      if (counts_[i].load(std::memory_order_relaxed) != 1) {
+        return static_cast<int64_t>(i);
+      }
+    }
+    return -1;
+  }
+
+ private:
+  std::vector<std::atomic<int>> counts_;
+};
+
+// A launch of `n` that must run all of them once; returns what went wrong.
+::testing::AssertionResult RunsAllOnce(Runtime& runtime, const Grid& grid) {
+  Counts counts(grid.num_threadgroups);
+  const Status status = runtime.Launch(
+      grid, [&](const Threadgroup& group) { counts.Add(group.index()); });
+  if (!status.ok()) {
+    return ::testing::AssertionFailure() << status.ToString();
+  }
+  if (counts.FirstWrong() >= 0) {
+    return ::testing::AssertionFailure()
+           << "index " << counts.FirstWrong() << " of " << grid.num_threadgroups
+           << " did not run once";
+  }
+  return ::testing::AssertionSuccess();
+}
+
+TEST(LaunchTest, EveryIndexRunsOnceAtEverySizeAndThreadCount) {
+  for (const int threads : kThreadCounts) {
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(threads);
+    ASSERT_NE(runtime, nullptr);
+    EXPECT_EQ(runtime->num_workers(), threads);
+    for (const int64_t n : {1,  2,  3,  4,  5,  7,  8,   9,    15,   16,
+                            17, 31, 33, 63, 64, 65, 127, 1000, 4097, 20000}) {
+      EXPECT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = n}))
+          << threads << " threads";
+    }
+  }
+}
+
+TEST(LaunchTest, ManySmallLaunchesInARowAllRun) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
+  ASSERT_NE(runtime, nullptr);
+  for (int i = 0; i < 5000; ++i) {
+    ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = 1 + i % 9}));
+  }
+}
+
+TEST(LaunchTest, AnEmptyGridRunsNothing) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(2);
+  ASSERT_NE(runtime, nullptr);
+  VARLANE_ASSERT_OK(
+      runtime->Launch({}, [](const Threadgroup&) { ADD_FAILURE(); }));
+}
+
+TEST(LaunchTest, BadGridsAreRefusedWithTheirValues) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  const auto refusal = [&](const Grid& grid, int max_workers) {
+    const Status status =
+        runtime->Launch(grid, [](const Threadgroup&) { ADD_FAILURE(); },
+                        {.max_workers = max_workers});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.ToString();
+    return std::string(status.message());
+  };
+  EXPECT_NE(refusal({-1}, 0).find("num_threadgroups = -1"), std::string::npos);
+  refusal({std::numeric_limits<int64_t>::max()}, 0);
+  EXPECT_NE(refusal({4}, -3).find("max_workers = -3"), std::string::npos);
+  const std::array<int64_t, 2> two = {0, 4};
+  EXPECT_NE(refusal({4, two}, 0).find("2 entries"), std::string::npos);
+  const std::array<int64_t, 3> first = {1, 2, 4};
+  EXPECT_NE(refusal({4, first}, 0).find("[0] = 1"), std::string::npos);
+  const std::array<int64_t, 3> down = {0, 5, 4};
+  EXPECT_NE(refusal({4, down}, 0).find("[2] = 4"), std::string::npos);
+  const std::array<int64_t, 3> last = {0, 2, 3};
+  EXPECT_NE(refusal({4, last}, 0).find("must be num_threadgroups = 4"),
+            std::string::npos);
+}
+
+TEST(LaunchTest, WorkersAreInRangeAndNeverShared) {
+  for (const int threads : kThreadCounts) {
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(threads);
+    ASSERT_NE(runtime, nullptr);
+    std::vector<std::atomic<int>> busy(static_cast<size_t>(threads));
+    std::vector<int64_t> sums(static_cast<size_t>(threads));  // no atomics
+    VARLANE_ASSERT_OK(runtime->Launch({5000}, [&](const Threadgroup& group) {
+      ASSERT_GE(group.worker(), 0);
+      ASSERT_LT(group.worker(), threads);
+      const auto worker = static_cast<size_t>(group.worker());
+      EXPECT_EQ(busy[worker].fetch_add(1), 0) << "worker " << worker;
+      sums[worker] += group.index();
+      EXPECT_EQ(group.node(), runtime->NodeOfWorker(group.worker()));
+      busy[worker].fetch_sub(1);
+    }));
+    int64_t sum = 0;
+    for (const int64_t part : sums) sum += part;
+    EXPECT_EQ(sum, int64_t{5000} * 4999 / 2);
+  }
+}
+
+TEST(LaunchTest, OversubscriptionReallyRunsFourWorkersAtOnce) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
+  ASSERT_NE(runtime, nullptr);
+  std::atomic<int> arrived = 0;
+  std::array<std::thread::id, 4> ids;
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  VARLANE_ASSERT_OK(runtime->Launch({4}, [&](const Threadgroup& group) {
+    ids[static_cast<size_t>(group.worker())] = std::this_thread::get_id();
+    arrived.fetch_add(1);
+    while (arrived.load() < 4 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+  }));
+  std::sort(ids.begin(), ids.end());
+  EXPECT_EQ(std::unique(ids.begin(), ids.end()), ids.end())
+      << "four bodies that wait for each other need four threads";
+}
+
+TEST(LaunchTest, MaxWorkersBoundsTheBodiesAtOnce) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
+  ASSERT_NE(runtime, nullptr);
+  for (int max = 1; max <= 5; ++max) {
+    std::atomic<int> now = 0;
+    std::atomic<int> most = 0;
+    VARLANE_ASSERT_OK(runtime->Launch(
+        {400},
+        [&](const Threadgroup&) {
+          const int mine = now.fetch_add(1) + 1;
+          int seen = most.load();
+          while (seen < mine && !most.compare_exchange_weak(seen, mine)) {
+          }
+          std::this_thread::yield();
+          now.fetch_sub(1);
+        },
+        {.max_workers = max}));
+    EXPECT_LE(most.load(), std::min(max, 4));
+  }
+}
+
+TEST(LaunchTest, ALaunchOfOneRunsInTheCaller) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
+  ASSERT_NE(runtime, nullptr);
+  const std::thread::id self = std::this_thread::get_id();
+  VARLANE_ASSERT_OK(runtime->Launch({1}, [&](const Threadgroup& group) {
+    EXPECT_EQ(std::this_thread::get_id(), self);
+    EXPECT_EQ(group.worker(), 0);
+  }));
+  VARLANE_ASSERT_OK(runtime->Launch(
+      {100},
+      [&](const Threadgroup&) { EXPECT_EQ(std::this_thread::get_id(), self); },
+      {.max_workers = 1}));
+}
+
+TEST(LaunchTest, ScratchIsAlignedPrivateAndGrows) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
+  ASSERT_NE(runtime, nullptr);
+  for (const size_t bytes : {0, 1, 64, 1000, 100000, 500, 3 << 20, 1}) {
+    VARLANE_ASSERT_OK(runtime->Launch(
+        {64},
+        [&](const Threadgroup& group) {
+          const std::span<std::byte> scratch = group.scratch();
+          ASSERT_GE(scratch.size(), bytes);
+          if (bytes == 0) return;
+          EXPECT_EQ(reinterpret_cast<uintptr_t>(scratch.data()) % 64, 0u);
+          const auto mark = static_cast<unsigned char>(group.index());
+          std::memset(scratch.data(), mark, bytes);
+          std::this_thread::yield();
+          EXPECT_EQ(scratch[0], std::byte{mark});
+          EXPECT_EQ(scratch[bytes / 2], std::byte{mark});
+          EXPECT_EQ(scratch[bytes - 1], std::byte{mark});
+        },
+        {.scratch_bytes = bytes}));
+  }
+}
+
+TEST(LaunchTest, ScratchThatCannotBeHadIsAnErrorAndNothingMore) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(3);
+  ASSERT_NE(runtime, nullptr);
+  for (const size_t bytes :
+       {size_t{1} << 55, std::numeric_limits<size_t>::max()}) {
+    const Status status =
+        runtime->Launch({64}, [](const Threadgroup&) { ADD_FAILURE(); },
+                        {.scratch_bytes = bytes});
+    EXPECT_EQ(status.code(), StatusCode::kResourceExhausted)
+        << status.ToString();
+    EXPECT_FALSE(status.message().empty());
+  }
+  EXPECT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = 100}));
+}
+
+TEST(LaunchTest, AnExceptionAtAnyIndexLeavesTheRuntimeAsGoodAsNew) {
+  for (const int threads : {1, 2, 4}) {
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(threads);
+    ASSERT_NE(runtime, nullptr);
+    for (int64_t bad = 0; bad < 64; ++bad) {
+      Counts counts(64);
+      const Status status =
+          runtime->Launch({64}, [&](const Threadgroup& group) {
+            counts.Add(group.index());
+            if (group.index() == bad) throw std::runtime_error("boom");
+          });
+      ASSERT_EQ(status.code(), StatusCode::kAborted) << status.ToString();
+      EXPECT_NE(status.message().find("boom"), std::string_view::npos);
+      EXPECT_NE(status.message().find(std::to_string(bad)),
+                std::string_view::npos);
+      ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = 64}));
+    }
+  }
+}
+
+TEST(LaunchTest, AnExceptionCancelsTheRestAndBodiesCanSeeIt) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(2);
+  ASSERT_NE(runtime, nullptr);
+  std::atomic<int64_t> ran = 0;
+  const Status status =
+      runtime->Launch({1000000}, [&](const Threadgroup& group) {
+        ran.fetch_add(1);
+        if (group.index() == 3) throw 7;  // not a std::exception
+        if (group.index() == 0) {
+          while (!group.cancelled() && ran.load() < 4) {
+            std::this_thread::yield();
+          }
+        }
+      });
+  EXPECT_EQ(status.code(), StatusCode::kAborted) << status.ToString();
+  EXPECT_LT(ran.load(), 1000000);
+}
+
+TEST(LaunchTest, AStopRequestCancels) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(3);
+  ASSERT_NE(runtime, nullptr);
+  {
+    std::stop_source stop;
+    stop.request_stop();
+    const Status status =
+        runtime->Launch({10}, [](const Threadgroup&) { ADD_FAILURE(); },
+                        {.stop = stop.get_token()});
+    EXPECT_EQ(status.code(), StatusCode::kCancelled) << status.ToString();
+  }
+  std::stop_source stop;
+  std::atomic<int64_t> ran = 0;
+  const Status status = runtime->Launch({1000000},
+                                        [&](const Threadgroup& group) {
+                                          if (ran.fetch_add(1) == 50)
+                                            stop.request_stop();
+                                          if (stop.stop_requested()) {
+                                            EXPECT_TRUE(group.cancelled());
+                                          }
+                                        },
+                                        {.stop = stop.get_token()});
+  EXPECT_EQ(status.code(), StatusCode::kCancelled) << status.ToString();
+  EXPECT_LT(ran.load(), 1000000);
+  std::stop_source quiet;
+  VARLANE_EXPECT_OK(runtime->Launch({10}, [](const Threadgroup&) {},
+                                    {.stop = quiet.get_token()}));
+}
+
+TEST(LaunchTest, ABodyThatReturnsEarlyForAStopMakesTheLaunchCancelled) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(1);
+  ASSERT_NE(runtime, nullptr);
+  std::stop_source stop;
+  const Status status = runtime->Launch({1},
+                                        [&](const Threadgroup& group) {
+                                          stop.request_stop();
+                                          if (group.cancelled())
+                                            return;  // its output is unwritten
+                                          ADD_FAILURE();
+                                        },
+                                        {.stop = stop.get_token()});
+  EXPECT_EQ(status.code(), StatusCode::kCancelled) << status.ToString();
+}
+
+// Launches three deep; each level checks exclusiveness and scratch.
+void LaunchNested(Runtime& runtime, int depth, std::atomic<int64_t>* leaves) {
+  std::vector<std::atomic<int>> busy(
+      static_cast<size_t>(runtime.num_workers()));
+  const Status status =
+      runtime.Launch({6},
+                     [&](const Threadgroup& group) {
+                       const auto worker = static_cast<size_t>(group.worker());
+                       EXPECT_EQ(busy[worker].fetch_add(1), 0);
+                       const auto mark = static_cast<unsigned char>(
+                           depth * 16 + static_cast<int>(group.index()));
+                       std::memset(group.scratch().data(), mark, 256);
+                       if (depth > 0) {
+                         LaunchNested(runtime, depth - 1, leaves);
+                       } else {
+                         leaves->fetch_add(1);
+                       }
+                       EXPECT_EQ(group.scratch()[0], std::byte{mark});
+                       EXPECT_EQ(group.scratch()[255], std::byte{mark});
+                       busy[worker].fetch_sub(1);
+                     },
+                     {.scratch_bytes = 256});
+  EXPECT_TRUE(testing::IsOk(status));
+}
+
+TEST(LaunchTest, LaunchesNestWithPrivateScratchAndWorkers) {
+  for (const int threads : kThreadCounts) {
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(threads);
+    ASSERT_NE(runtime, nullptr);
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      std::atomic<int64_t> leaves = 0;
+      LaunchNested(*runtime, 3, &leaves);
+      EXPECT_EQ(leaves.load(), 6 * 6 * 6 * 6);
+    }
+  }
+}
+
+TEST(LaunchTest, TwoRuntimesNestInEachOther) {
+  const std::unique_ptr<Runtime> a = MakeRuntime(2);
+  const std::unique_ptr<Runtime> b = MakeRuntime(3);
+  ASSERT_NE(a, nullptr);
+  ASSERT_NE(b, nullptr);
+  std::atomic<int64_t> leaves = 0;
+  for (int repeat = 0; repeat < 10; ++repeat) {
+    VARLANE_ASSERT_OK(a->Launch({5}, [&](const Threadgroup&) {
+      VARLANE_EXPECT_OK(b->Launch({5}, [&](const Threadgroup&) {
+        VARLANE_EXPECT_OK(
+            a->Launch({5}, [&](const Threadgroup&) { leaves.fetch_add(1); }));
+      }));
+    }));
+  }
+  EXPECT_EQ(leaves.load(), 10 * 125);
+}
+
+TEST(LaunchTest, FourCallersAtOnceDoNotDisturbEachOther) {
+  for (const int threads : {1, 2, 4}) {
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(threads);
+    ASSERT_NE(runtime, nullptr);
+    std::vector<std::thread> callers;
+    for (int caller = 0; caller < 4; ++caller) {
+      callers.emplace_back([&, caller] {
+        for (int i = 0; i < 100; ++i) {
+          const int64_t n = 1 + (i * 37 + caller) % 200;
+          if (i % 10 == 9) {
+            std::atomic<int64_t> leaves = 0;
+            LaunchNested(*runtime, 1, &leaves);
+            EXPECT_EQ(leaves.load(), 36);
+          } else if (i % 7 == caller) {
+            const Status status = runtime->Launch(
+                {n}, [](const Threadgroup&) { throw std::runtime_error("x"); });
+            EXPECT_EQ(status.code(), StatusCode::kAborted);
+          } else {
+            EXPECT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = n}));
+          }
+        }
+      });
+    }
+    for (std::thread& caller : callers) caller.join();
+  }
+}
+
+TEST(LaunchTest, TwoRuntimesAtOnceHaveTheirOwnWorkers) {
+  const std::unique_ptr<Runtime> small = MakeRuntime(2);
+  const std::unique_ptr<Runtime> large = MakeRuntime(4);
+  ASSERT_NE(small, nullptr);
+  ASSERT_NE(large, nullptr);
+  std::thread other([&] {
+    for (int i = 0; i < 200; ++i) {
+      EXPECT_TRUE(RunsAllOnce(*small, {.num_threadgroups = 100}));
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_TRUE(RunsAllOnce(*large, {.num_threadgroups = 100}));
+  }
+  other.join();
+}
+
+TEST(LaunchTest, RuntimesComeAndGoWithLaunchesJustDone) {
+  for (int i = 0; i < 100; ++i) {
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(1 + i % 4);
+    ASSERT_NE(runtime, nullptr);
+    ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = i % 5}));
+  }
+}
+
+TEST(LaunchTest, EachNodesWorkersDrainTheirOwnRangeFirst) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4, "numa:2 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  ASSERT_EQ(runtime->num_nodes(), 2);
+  EXPECT_EQ(runtime->NodeOfWorker(1), 0);
+  EXPECT_EQ(runtime->NodeOfWorker(2), 1);
+  for (const int64_t cut : {0, 1, 300, 999, 1000}) {
+    const std::array<int64_t, 3> begin = {0, cut, 1000};
+    EXPECT_TRUE(RunsAllOnce(*runtime, {1000, begin})) << "cut at " << cut;
+  }
+  // No worker goes to the other range while its own has unclaimed indices: in
+  // the order in which one worker runs, own indices come before foreign ones.
+  const std::array<int64_t, 3> begin = {0, 500, 1000};
+  std::array<std::vector<int64_t>, 4> order;
+  VARLANE_ASSERT_OK(runtime->Launch({1000, begin}, [&](const Threadgroup& g) {
+    order[static_cast<size_t>(g.worker())].push_back(g.index());
+    std::this_thread::yield();
+  }));
+  size_t total = 0;
+  for (int worker = 0; worker < 4; ++worker) {
+    const int node = runtime->NodeOfWorker(worker);
+    bool is_abroad = false;
+    for (const int64_t index : order[static_cast<size_t>(worker)]) {
+      const bool is_own = (index >= 500) == (node == 1);
+      EXPECT_FALSE(is_own && is_abroad) << "worker " << worker << " came back";
+      is_abroad = is_abroad || !is_own;
+      ++total;
+    }
+  }
+  EXPECT_EQ(total, 1000u);
+  ASSERT_FALSE(order[0].empty());
+  EXPECT_EQ(order[0].front() < 500, true) << "the caller is on node 0";
+}
+
+TEST(LaunchTest, OneWorkerAloneDrainsEveryNodesRange) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(8, "numa:4 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  const std::array<int64_t, 5> begin = {0, 10, 10, 70, 100};
+  std::vector<int64_t> order;
+  VARLANE_ASSERT_OK(runtime->Launch(
+      {100, begin},
+      [&](const Threadgroup& group) { order.push_back(group.index()); },
+      {.max_workers = 1}));
+  std::vector<int64_t> all(100);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  EXPECT_EQ(order, all);
+}
+
+cpu_set_t AffinityOfThisThread() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  EXPECT_EQ(sched_getaffinity(0, sizeof(mask), &mask), 0);
+  return mask;
+}
+
+TEST(LaunchTest, TheCallersAffinityIsWhatItWas) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(0);
+  ASSERT_NE(runtime, nullptr);
+  const cpu_set_t before = AffinityOfThisThread();
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = 1 + i}));
+    const cpu_set_t after = AffinityOfThisThread();
+    ASSERT_TRUE(CPU_EQUAL(&before, &after));
+  }
+  VARLANE_ASSERT_OK(runtime->RunOnNode(0, [] {}));
+  // A caller that lives on the last CPU, where worker 0 does not sit.
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; --cpu) {
+      if (!CPU_ISSET(cpu, &before)) continue;
+      CPU_SET(cpu, &one);
+      break;
+    }
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = 1000}));
+    (void)runtime->Launch({64}, [](const Threadgroup&) { throw 1; });
+    VARLANE_ASSERT_OK(runtime->RunOnNode(0, [] {}));
+    const cpu_set_t after = AffinityOfThisThread();
+    EXPECT_TRUE(CPU_EQUAL(&one, &after));
+  }).join();
+  const cpu_set_t after = AffinityOfThisThread();
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
+}
+
+TEST(LaunchTest, HelpersRunPinnedToTheirPu) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
+  ASSERT_NE(runtime, nullptr);
+  if (runtime->PuOfWorker(0) < 0) GTEST_SKIP() << "pinning is not allowed here";
+  std::atomic<int> arrived = 0;
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  VARLANE_ASSERT_OK(runtime->Launch({4}, [&](const Threadgroup& group) {
+    if (group.worker() > 0) {
+      const cpu_set_t mask = AffinityOfThisThread();
+      EXPECT_EQ(CPU_COUNT(&mask), 1);
+      EXPECT_TRUE(CPU_ISSET(runtime->PuOfWorker(group.worker()), &mask));
+    }
+    arrived.fetch_add(1);
+    while (arrived.load() < 4 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+  }));
+  EXPECT_EQ(arrived.load(), 4);
+}
+
+TEST(RunOnNodeTest, RunsOnceOnTheNodesCpus) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(0);
+  ASSERT_NE(runtime, nullptr);
+  for (int node = 0; node < runtime->num_nodes(); ++node) {
+    int runs = 0;
+    VARLANE_ASSERT_OK(runtime->RunOnNode(node, [&] {
+      ++runs;
+      if (runtime->PuOfWorker(0) < 0) return;
+      const int cpu = sched_getcpu();
+      bool is_there = false;
+      const Topology& topology = runtime->topology();
+      for (const int core : topology.nodes[static_cast<size_t>(node)].cores) {
+        const auto& pus = topology.cores[static_cast<size_t>(core)].pus;
+        is_there = is_there || std::count(pus.begin(), pus.end(), cpu) > 0;
+      }
+      EXPECT_TRUE(is_there) << "CPU " << cpu << " is not of node " << node;
+    }));
+    EXPECT_EQ(runs, 1);
+  }
+}
+
+TEST(RunOnNodeTest, FailuresAreValues) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  EXPECT_EQ(runtime->RunOnNode(-1, [] {}).code(), StatusCode::kInvalidArgument);
+  const Status none = runtime->RunOnNode(2, [] {});
+  EXPECT_EQ(none.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(none.message().find("node = 2"), std::string_view::npos);
+  const Status threw =
+      runtime->RunOnNode(1, [] { throw std::runtime_error("boom"); });
+  EXPECT_EQ(threw.code(), StatusCode::kAborted);
+  EXPECT_EQ(threw.message(), "boom");
+}
+
+}  // namespace
+}  // namespace varlane
