@@ -6,9 +6,22 @@
 #include <utility>
 
 #include "tests/testing/testing.h"
+#include "varlane/runtime.h"
 
 namespace varlane::testing {
 namespace {
+
+// One for all harnesses: a random test makes hundreds.
+Runtime* SharedRuntime() {
+  static const Result<std::unique_ptr<Runtime>> runtime = [] {
+    RuntimeOptions options;
+    options.num_threads = 1;
+    options.pin = false;
+    return Runtime::Create(options);
+  }();
+  VARLANE_EXPECT_OK(runtime);
+  return runtime.ok() ? runtime->get() : nullptr;
+}
 
 int64_t BlocksOf(int64_t tokens) {
   return (tokens + kTestBlockSize - 1) / kTestBlockSize;
@@ -32,12 +45,6 @@ std::vector<RequestId> IdsOf(const Step& step) {
 ServingHarness::ServingHarness(int64_t num_blocks,
                                const SchedulerOptions& options)
     : options_(options) {
-  RuntimeOptions runtime_options;
-  runtime_options.num_threads = 1;
-  runtime_options.pin = false;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(runtime_options);
-  VARLANE_EXPECT_OK(runtime);
-  runtime_ = std::move(runtime).value();
   KvPoolOptions pool_options;
   pool_options.layout = {.dtype = DType::kF32,
                          .num_layers = 1,
@@ -50,7 +57,7 @@ ServingHarness::ServingHarness(int64_t num_blocks,
   pool_options.shuffle = true;
   pool_options.seed = 7;
   Result<std::unique_ptr<KvPool>> pool =
-      KvPool::Create(pool_options, runtime_.get());
+      KvPool::Create(pool_options, SharedRuntime());
   VARLANE_EXPECT_OK(pool);
   pool_ = std::move(pool).value();
   Result<std::unique_ptr<Scheduler>> scheduler =

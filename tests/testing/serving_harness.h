@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "varlane/kv_pool.h"
-#include "varlane/runtime.h"
 #include "varlane/scheduler.h"
 
 namespace varlane::testing {
@@ -69,7 +68,6 @@ class ServingHarness {
   void CheckEntry(size_t i);
 
   SchedulerOptions options_;
-  std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
   std::map<RequestId, History> histories_;

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "varlane/scheduler.h"
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "base/check.h"
+#include "serving/request_queue.h"
+#include "serving/step_builder.h"
+#include "serving/step_planner.h"
+
+namespace varlane {
+namespace {
+
+// cu_seqlens_q and seq_lens are int32.
+constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
+
+Status ValidateOptions(const SchedulerOptions& options) {
+  VARLANE_REQUIRE_ARG(
+      options.token_budget >= 1 && options.token_budget <= kMaxTokens,
+      "token_budget = ", options.token_budget, ", but must be in [1, ",
+      kMaxTokens, "]");
+  VARLANE_REQUIRE_ARG(options.max_seqs >= 1, "max_seqs = ", options.max_seqs,
+                      ", but must be at least 1");
+  VARLANE_REQUIRE_ARG(options.max_chunk >= 0, "max_chunk = ", options.max_chunk,
+                      ", but must be at least 0 (0 = any)");
+  VARLANE_REQUIRE_ARG(options.watermark >= 0 && options.watermark < 1,
+                      "watermark = ", options.watermark,
+                      ", but must be in [0, 1)");
+  return {};
+}
+
+Status ValidateRequest(const Request& request) {
+  VARLANE_REQUIRE_ARG(
+      request.prompt_tokens >= 1 && request.prompt_tokens <= kMaxTokens,
+      "request ", request.id, ": prompt_tokens = ", request.prompt_tokens,
+      ", but must be in [1, ", kMaxTokens, "]");
+  VARLANE_REQUIRE_ARG(
+      request.max_new_tokens >= 1 &&
+          request.max_new_tokens <= kMaxTokens - request.prompt_tokens,
+      "request ", request.id, ": max_new_tokens = ", request.max_new_tokens,
+      ", but must be in [1, ", kMaxTokens - request.prompt_tokens, "] beside ",
+      request.prompt_tokens, " prompt tokens");
+  return {};
+}
+
+// Capacity for `count` more; grows by doubling, as push_back would.
+void MakeRoom(size_t count, std::vector<RequestId>* ids) {
+  const size_t needed = ids->size() + count;
+  if (needed > ids->capacity()) {
+    ids->reserve(std::max(needed, 2 * ids->capacity()));
+  }
+}
+
+}  // namespace
+
+class Scheduler::Impl {
+ public:
+  Impl(const SchedulerOptions& options, KvPool* pool)
+      : pool_(pool), planner_(options, pool, &queue_) {}
+  ~Impl();
+
+  Result<Admission> Submit(const Request& request);
+  Status Cancel(RequestId id);
+  Status Schedule(Step* step);
+  Status Complete(const Step& step, std::span<const RequestId> finished,
+                  std::vector<RequestId>* ended);
+  SchedulerStats stats() const;
+  bool idle() const;
+
+ private:
+  // What Complete may be called for. An empty step needs no Complete, but one
+  // is not an error: a driver need not treat it apart.
+  enum class Outstanding { kNone, kEmptyStep, kStep };
+
+  // All below: `mutex_` is held.
+  void Release(TrackedRequest* request);
+  void CountStep(const Step& step);
+  Status CheckCompletion(const Step& step, std::span<const RequestId> finished);
+
+  KvPool* const pool_;
+
+  mutable std::mutex mutex_;  // guards all below; taken before the pool's
+  RequestQueue queue_;
+  StepPlanner planner_;
+  SchedulerStats stats_;  // but those that queue and planner know
+  Outstanding outstanding_ = Outstanding::kNone;
+};
+
+Scheduler::Impl::~Impl() {
+  for (const TrackedRequest* request : queue_.running()) {
+    (void)pool_->Free(request->sequence);
+  }
+}
+
+// --- any thread --------------------------------------------------------------
+
+Result<Admission> Scheduler::Impl::Submit(const Request& request) try {
+  VARLANE_RETURN_IF_ERROR(ValidateRequest(request));
+  const std::lock_guard lock(mutex_);
+  VARLANE_REQUIRE(queue_.Find(request.id) == nullptr,
+                  StatusCode::kAlreadyExists, "request ", request.id,
+                  " is in use by one that has not finished");
+  Admission admission;
+  admission.capacity_blocks = pool_->capacity_blocks();
+  admission.free_blocks = pool_->free_blocks();
+  admission.needed_blocks =
+      planner_.Blocks(request.prompt_tokens + request.max_new_tokens);
+  if (admission.needed_blocks > admission.capacity_blocks) {
+    admission.kind = Admission::Kind::kNeverFits;
+    return admission;
+  }
+  // What must be free for it to start: itself and all that go before it. Ends
+  // early, so a long queue costs no more than the pool's blocks.
+  const TrackedRequest* self = queue_.Add(request);
+  const bool alone =
+      queue_.running().empty() && *queue_.waiting().begin() == self;
+  int64_t needed = alone ? 0 : planner_.SpareBlocks();
+  for (const TrackedRequest* waiting : queue_.waiting()) {
+    needed += planner_.Blocks(waiting->known());
+    if (waiting == self || needed > admission.free_blocks) break;
+  }
+  admission.needed_blocks = needed;
+  admission.kind = needed > admission.free_blocks ? Admission::Kind::kWait
+                                                  : Admission::Kind::kAdmitted;
+  return admission;
+} catch (const std::bad_alloc&) {
+  return Status(StatusCode::kResourceExhausted,
+                "no memory left to queue the request");
+}
+
+Status Scheduler::Impl::Cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  TrackedRequest* request = queue_.Find(id);
+  VARLANE_REQUIRE(request != nullptr && !request->cancelled,
+                  StatusCode::kNotFound, "request ", id,
+                  " is neither waiting nor running");
+  ++stats_.cancelled;
+  // Its blocks may be being read and written right now: Complete frees them.
+  request->cancelled = true;
+  if (!request->in_step) Release(request);
+  return {};
+}
+
+SchedulerStats Scheduler::Impl::stats() const {
+  const std::lock_guard lock(mutex_);
+  SchedulerStats stats = stats_;
+  stats.waiting = static_cast<int64_t>(queue_.waiting().size());
+  stats.running = static_cast<int64_t>(queue_.running().size());
+  stats.preemptions = planner_.preemptions();
+  return stats;
+}
+
+bool Scheduler::Impl::idle() const {
+  const std::lock_guard lock(mutex_);
+  return queue_.waiting().empty() && queue_.running().empty();
+}
+
+// --- the engine thread -------------------------------------------------------
+
+Status Scheduler::Impl::Schedule(Step* step) {
+  VARLANE_REQUIRE_ARG(step != nullptr, "step is null");
+  const std::lock_guard lock(mutex_);
+  VARLANE_REQUIRE(outstanding_ != Outstanding::kStep,
+                  StatusCode::kFailedPrecondition,
+                  "the previous step was not completed");
+  Status status;
+  try {
+    status = planner_.Plan();
+    if (status.ok()) status = BuildStep(*pool_, planner_.plan(), step);
+    if (!status.ok()) ClearStep(step);
+  } catch (const std::bad_alloc&) {
+    status = Status(StatusCode::kResourceExhausted,
+                    "no memory left for the step's arrays");
+    step->entries.clear();
+    step->seq_lens.clear();
+    step->slot_mapping.clear();
+  }
+  if (!status.ok()) {
+    planner_.Abandon();
+    return status;
+  }
+  CountStep(*step);
+  outstanding_ = step->empty() ? Outstanding::kEmptyStep : Outstanding::kStep;
+  return {};
+}
+
+Status Scheduler::Impl::Complete(const Step& step,
+                                 std::span<const RequestId> finished,
+                                 std::vector<RequestId>* ended) try {
+  const std::lock_guard lock(mutex_);
+  VARLANE_RETURN_IF_ERROR(CheckCompletion(step, finished));
+  if (ended != nullptr) MakeRoom(planner_.plan().size(), ended);
+  // From here on nothing fails.
+  for (const RequestId id : finished) queue_.Find(id)->eos = true;
+  for (TrackedRequest* request : planner_.plan()) {
+    const bool samples = request->samples();
+    request->in_step = false;
+    request->computed = request->length;
+    request->ever_computed =
+        std::max(request->ever_computed, request->computed);
+    if (request->cancelled) {
+      Release(request);
+      continue;
+    }
+    if (samples) ++request->generated;
+    const bool full = request->generated == request->request.max_new_tokens;
+    if (!request->eos && !full) continue;
+    ++stats_.finished;
+    if (!request->eos && ended != nullptr) {
+      ended->push_back(request->request.id);
+    }
+    Release(request);
+  }
+  planner_.Clear();
+  outstanding_ = Outstanding::kNone;
+  return {};
+} catch (const std::bad_alloc&) {
+  return Status(StatusCode::kResourceExhausted,
+                "no memory left for the ids of ended requests");
+}
+
+Status Scheduler::Impl::CheckCompletion(const Step& step,
+                                        std::span<const RequestId> finished) {
+  VARLANE_REQUIRE(outstanding_ != Outstanding::kNone,
+                  StatusCode::kFailedPrecondition, "no step is outstanding");
+  const std::span<TrackedRequest* const> plan = planner_.plan();
+  VARLANE_REQUIRE(
+      std::equal(step.entries.begin(), step.entries.end(), plan.begin(),
+                 plan.end(),
+                 [](const StepEntry& entry, const TrackedRequest* planned) {
+                   return entry.request == planned->request.id &&
+                          entry.begin == planned->computed &&
+                          entry.begin + entry.count == planned->length;
+                 }),
+      StatusCode::kFailedPrecondition,
+      "step is not the one that Schedule filled last");
+  for (const RequestId id : finished) {
+    const TrackedRequest* request = queue_.Find(id);
+    VARLANE_REQUIRE(
+        request != nullptr && request->in_step && request->samples(),
+        StatusCode::kNotFound, "finished names request ", id,
+        ", which produced no token in this step");
+  }
+  return {};
+}
+
+void Scheduler::Impl::CountStep(const Step& step) {
+  if (step.empty()) return;
+  ++stats_.steps;
+  const std::span<TrackedRequest* const> plan = planner_.plan();
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const StepEntry& entry = step.entries[i];
+    plan[i]->in_step = true;
+    (entry.is_prefill ? stats_.prefill_tokens : stats_.decode_tokens) +=
+        entry.count;
+    stats_.recomputed_tokens += std::max<int64_t>(
+        0, std::min(plan[i]->ever_computed, entry.begin + entry.count) -
+               entry.begin);
+  }
+}
+
+void Scheduler::Impl::Release(TrackedRequest* request) {
+  if (request->sequence != kNoSequence) (void)pool_->Free(request->sequence);
+  queue_.Erase(request);
+}
+
+// --- the public face ---------------------------------------------------------
+
+Scheduler::Scheduler(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Scheduler::~Scheduler() = default;
+
+Result<std::unique_ptr<Scheduler>> Scheduler::Create(
+    const SchedulerOptions& options, KvPool* pool) try {
+  VARLANE_RETURN_IF_ERROR(ValidateOptions(options));
+  VARLANE_REQUIRE_ARG(pool != nullptr, "pool is null");
+  return std::unique_ptr<Scheduler>(
+      new Scheduler(std::make_unique<Impl>(options, pool)));
+} catch (const std::bad_alloc&) {
+  return Status(StatusCode::kResourceExhausted,
+                "no memory left for the scheduler");
+}
+
+Result<Admission> Scheduler::Submit(const Request& request) {
+  return impl_->Submit(request);
+}
+Status Scheduler::Cancel(RequestId id) { return impl_->Cancel(id); }
+Status Scheduler::Schedule(Step* step) { return impl_->Schedule(step); }
+Status Scheduler::Complete(const Step& step,
+                           std::span<const RequestId> finished,
+                           std::vector<RequestId>* ended) {
+  return impl_->Complete(step, finished, ended);
+}
+SchedulerStats Scheduler::stats() const { return impl_->stats(); }
+bool Scheduler::idle() const { return impl_->idle(); }
+
+}  // namespace varlane

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "serving/step_planner.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/strings.h"
+
+namespace varlane {
+
+Status StepPlanner::Plan() {
+  plan_.clear();
+  // Whatever may throw comes before blocks are taken.
+  plan_.reserve(static_cast<size_t>(
+      std::min({options_.token_budget, options_.max_seqs,
+                static_cast<int64_t>(queue_->running().size() +
+                                     queue_->waiting().size())})));
+  plan_decodes_ = 0;
+  budget_left_ = options_.token_budget;
+  preempted_ = false;
+  VARLANE_RETURN_IF_ERROR(PlanRunning(/*decodes=*/true));
+  VARLANE_RETURN_IF_ERROR(PlanRunning(/*decodes=*/false));
+  // Blocks were short a moment ago: whoever starts now would be the next
+  // victim, if it is not the last one.
+  if (!preempted_) VARLANE_RETURN_IF_ERROR(PlanWaiting());
+  if (plan_.empty() && !queue_->waiting().empty()) {
+    return Stuck(**queue_->waiting().begin());
+  }
+  return {};
+}
+
+Status StepPlanner::PlanRunning(bool decodes) {
+  const RequestQueue::Ordered& running = queue_->running();
+  for (auto it = running.begin(); it != running.end() && budget_left_ > 0;) {
+    TrackedRequest* request = *it;
+    if ((request->outstanding() == 1) != decodes) {
+      ++it;
+      continue;
+    }
+    const Result<int64_t> count = Grow(request, ChunkOf(*request));
+    VARLANE_RETURN_IF_ERROR(count.status());
+    // Preempted itself: it was the last running one, and is gone.
+    if (*count == 0) break;
+    plan_.push_back(request);
+    plan_decodes_ += decodes ? 1 : 0;
+    budget_left_ -= *count;
+    ++it;  // only now: those behind may have been preempted
+  }
+  return {};
+}
+
+// In strict order: a request that does not fit is not overtaken by a smaller
+// one, or it might wait for ever.
+Status StepPlanner::PlanWaiting() {
+  if (queue_->waiting().empty()) return {};
+  int64_t promised = CatchUpBlocks();
+  while (budget_left_ > 0 && !queue_->waiting().empty() &&
+         static_cast<int64_t>(queue_->running().size()) < options_.max_seqs) {
+    TrackedRequest* request = *queue_->waiting().begin();
+    const int64_t spare =
+        queue_->running().empty() ? 0 : promised + WatermarkBlocks();
+    if (Blocks(request->known()) + spare > pool_->free_blocks()) break;
+    const bool is_decode = request->outstanding() == 1;
+    request->sequence = pool_->CreateSequence();
+    const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
+    if (!count.ok() || *count == 0) {  // others took blocks meanwhile
+      (void)pool_->Free(std::exchange(request->sequence, kNoSequence));
+      return count.status();
+    }
+    queue_->Start(request);
+    // A prompt of one token is a decode: it stands with them.
+    plan_.insert(is_decode ? plan_.begin() + plan_decodes_ : plan_.end(),
+                 request);
+    plan_decodes_ += is_decode ? 1 : 0;
+    budget_left_ -= *count;
+    promised += Blocks(request->known()) - Blocks(request->length);
+  }
+  return {};
+}
+
+void StepPlanner::Abandon() {
+  for (TrackedRequest* request : plan_) {
+    (void)pool_->Truncate(request->sequence, request->computed);
+    request->length = request->computed;
+  }
+  plan_.clear();
+}
+
+// --- blocks ------------------------------------------------------------------
+
+// Makes room for up to `want` tokens, at least one, preempting from the back of
+// the order while not even one fits. 0: `request` was itself the last.
+Result<int64_t> StepPlanner::Grow(TrackedRequest* request, int64_t want) {
+  for (;;) {
+    const Result<int64_t> count = AppendWhatFits(request, want);
+    if (!count.ok() || *count > 0) return count;
+    if (queue_->running().size() == 1) return Stuck(*request);
+    TrackedRequest* victim = queue_->victim();
+    Preempt(victim);
+    if (victim == request) return int64_t{0};
+  }
+}
+
+// A shorter chunk is better than a preemption: nothing is computed twice.
+Result<int64_t> StepPlanner::AppendWhatFits(TrackedRequest* request,
+                                            int64_t want) {
+  while (want > 0) {
+    const Result<Admission> answer = pool_->Append(request->sequence, want);
+    VARLANE_RETURN_IF_ERROR(answer.status());
+    if (answer->admitted()) {
+      request->length += want;
+      return want;
+    }
+    const int64_t missing =
+        std::max<int64_t>(1, answer->needed_blocks - answer->free_blocks);
+    const int64_t end =
+        (Blocks(request->length + want) - missing) * pool_->layout().block_size;
+    want = end - request->length;
+  }
+  return int64_t{0};
+}
+
+// Gives all its blocks back and queues it again. What it generated is kept;
+// what it computed is not.
+void StepPlanner::Preempt(TrackedRequest* victim) {
+  const auto planned = std::find(plan_.begin(), plan_.end(), victim);
+  if (planned != plan_.end()) {
+    // A decode planned before a better request's prefill ran out of blocks.
+    if (planned - plan_.begin() < plan_decodes_) --plan_decodes_;
+    budget_left_ += victim->length - victim->computed;
+    plan_.erase(planned);
+  }
+  (void)pool_->Free(std::exchange(victim->sequence, kNoSequence));
+  victim->computed = 0;
+  victim->length = 0;
+  queue_->Return(victim);
+  ++preemptions_;
+  preempted_ = true;
+}
+
+int64_t StepPlanner::ChunkOf(const TrackedRequest& request) const {
+  int64_t chunk = std::min(request.outstanding(), budget_left_);
+  if (options_.max_chunk > 0) chunk = std::min(chunk, options_.max_chunk);
+  return chunk;
+}
+
+int64_t StepPlanner::OwnedBlocks() const {
+  int64_t blocks = 0;
+  for (const TrackedRequest* request : queue_->running()) {
+    blocks += Blocks(request->length);
+  }
+  return blocks;
+}
+
+int64_t StepPlanner::CatchUpBlocks() const {
+  int64_t blocks = 0;
+  for (const TrackedRequest* request : queue_->running()) {
+    blocks += Blocks(request->known()) - Blocks(request->length);
+  }
+  return blocks;
+}
+
+// Nobody is left to preempt, yet `request` cannot have a block. Submit promised
+// that it fits the whole pool, so either somebody else holds blocks, which the
+// caller can cure and try again, or the books are wrong.
+Status StepPlanner::Stuck(const TrackedRequest& request) const {
+  const int64_t capacity = pool_->capacity_blocks();
+  const int64_t foreign = capacity - pool_->free_blocks() - OwnedBlocks();
+  VARLANE_REQUIRE(foreign <= 0, StatusCode::kResourceExhausted, "request ",
+                  request.request.id, " cannot go on: ", foreign, " of ",
+                  capacity,
+                  " blocks are held by sequences that are not the scheduler's");
+  return Status(
+      StatusCode::kInternal,
+      StrCat("request ", request.request.id, " with ", request.known(),
+             " tokens cannot go on, though it is "
+             "alone in a pool of ",
+             capacity, " blocks"));
+}
+
+}  // namespace varlane

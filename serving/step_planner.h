@@ -1,0 +1,83 @@
+// StepPlanner: chooses who takes part in a step and gets them their blocks.
+//
+// All policy stands here: order, budget, chunks, admission and the choice of
+// the victim. Not thread-safe: the scheduler's lock guards it.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_SERVING_STEP_PLANNER_H_
+#define VARLANE_SERVING_STEP_PLANNER_H_
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/math.h"
+#include "serving/request_queue.h"
+#include "varlane/kv_pool.h"
+#include "varlane/scheduler.h"
+
+namespace varlane {
+
+class StepPlanner {
+ public:
+  StepPlanner(const SchedulerOptions& options, KvPool* pool,
+              RequestQueue* queue)
+      : options_(options), pool_(pool), queue_(queue) {}
+
+  // Plans the next step: `length` of each request in plan() says how far it
+  // gets, and its blocks are there. The plan has an entry whenever there is a
+  // request: the first running one is preempted for nobody, so it is served
+  // unless others took the whole budget; with nobody running the first waiting
+  // one has the pool to itself.
+  //
+  // Errors: kResourceExhausted when sequences of others leave too few blocks
+  //         for even one request, kInternal when that cannot be the reason;
+  //         the pool's. Throws std::bad_alloc. Call Abandon() then.
+  Status Plan();
+  // Undoes a plan; preemptions and starts stay, which is harmless.
+  void Abandon();
+  // Forgets a plan that was carried out.
+  void Clear() { plan_.clear(); }
+
+  // Decodes first.
+  std::span<TrackedRequest* const> plan() const { return plan_; }
+  int64_t preemptions() const { return preemptions_; }  // since ever
+
+  int64_t Blocks(int64_t tokens) const {
+    return DivCeil<int64_t>(tokens, pool_->layout().block_size);
+  }
+  // Blocks a starting request must leave free when it is not the only one:
+  // what running requests still lack to catch up with their known tokens - or
+  // two long prompts would take turns in preempting each other half-way - and
+  // the watermark, for what they will generate.
+  int64_t SpareBlocks() const { return CatchUpBlocks() + WatermarkBlocks(); }
+
+ private:
+  Status PlanRunning(bool decodes);
+  Status PlanWaiting();
+  Result<int64_t> Grow(TrackedRequest* request, int64_t want);
+  Result<int64_t> AppendWhatFits(TrackedRequest* request, int64_t want);
+  void Preempt(TrackedRequest* victim);
+  int64_t ChunkOf(const TrackedRequest& request) const;
+  Status Stuck(const TrackedRequest& request) const;
+  int64_t OwnedBlocks() const;
+  int64_t CatchUpBlocks() const;
+  int64_t WatermarkBlocks() const {
+    return static_cast<int64_t>(
+        std::ceil(options_.watermark * double(pool_->capacity_blocks())));
+  }
+
+  const SchedulerOptions options_;
+  KvPool* const pool_;
+  RequestQueue* const queue_;
+  std::vector<TrackedRequest*> plan_;
+  int64_t plan_decodes_ = 0;  // they stand first
+  int64_t budget_left_ = 0;
+  bool preempted_ = false;  // by this plan
+  int64_t preemptions_ = 0;
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_SERVING_STEP_PLANNER_H_
