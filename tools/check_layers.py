@@ -6,7 +6,8 @@ SPDX-License-Identifier: Apache-2.0
   tools/check_layers.py [--root DIR]   reports every violation; 1 if any
   tools/check_layers.py --self-test    proves that each rule can fail
 
-Arrows: what a folder may include of ours (ALLOWED_FOLDERS), and up to which
+Sources: each .cc of a layer is named in CMakeLists.txt, whose list is read as
+documentation. Arrows: what a folder may include of ours (ALLOWED_FOLDERS), and up to which
 layer of the public headers (PUBLIC_LAYER). Fences: headers and functions that
 belong to named folders only. Comments and strings do not count.
 """
@@ -72,6 +73,9 @@ CODE_FENCES = [
     ("getenv", r"\b(secure_)?getenv\s*\(|\benviron\b",
      ("base/env.cc", "tests/")),
 ]
+
+# The layers whose sources make the library.
+LIBRARY = ("base", "runtime", "kernels", "memory", "attention", "serving")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 COMMENT_OR_STRING = re.compile(
@@ -146,9 +150,22 @@ def check_file(path, text):
     return found
 
 
+def check_list(root):
+    """Complains about sources that the build's list lacks."""
+    lists = root / "CMakeLists.txt"
+    if not lists.exists():
+        return []  # a fixture
+    named = set(re.findall(r"^\s*([a-z0-9_/]+\.cc)\b",
+                           lists.read_text(encoding="utf-8"), re.M))
+    there = {file.relative_to(root).as_posix()
+             for folder in LIBRARY for file in (root / folder).glob("*.cc")}
+    return [f"CMakeLists.txt: {path} is not listed"
+            for path in sorted(there - named)]
+
+
 def check_tree(root):
     """Returns (number of files read, complaints)."""
-    complaints = []
+    complaints = check_list(root)
     num_files = 0
     for folder in ALLOWED_FOLDERS:
         for file in sorted((root / folder).rglob("*")):
