@@ -181,13 +181,12 @@ struct Attempt {
   Status status;
 };
 
-Attempt Try(Runtime* runtime, int64_t num_blocks, int64_t max_blocks = 0,
-            bool check_limits = true) {
+Attempt Try(Runtime* runtime, int64_t num_blocks,
+            BlockMemoryOptions options = {}) {
+  options.block_bytes = kBlockBytes;
+  options.max_blocks = std::max(num_blocks, options.max_blocks);
   Result<std::unique_ptr<BlockMemory>> memory =
-      BlockMemory::Create({.block_bytes = kBlockBytes,
-                           .max_blocks = std::max(num_blocks, max_blocks),
-                           .check_limits = check_limits},
-                          runtime);
+      BlockMemory::Create(options, runtime);
   if (!memory.ok()) return {nullptr, memory.status()};
   Status status = (*memory)->Commit(num_blocks);
   if (!status.ok()) return {nullptr, status};
@@ -199,6 +198,13 @@ int64_t FittingBlocks(const Status& status) {
   const std::string text(status.message());
   const size_t colon = text.rfind(": ");
   return colon == std::string::npos ? -1 : std::atoll(&text[colon + 2]);
+}
+
+// All of it can be written to. Not under a sanitizer, whose shadow of what is
+// written would take several times as much.
+void Use(const BlockMemory& memory, int64_t num_blocks) {
+  if (testing::kSanitized) return;
+  std::memset(memory.base(), 1, static_cast<size_t>(num_blocks * kBlockBytes));
 }
 
 // The pool of 2 GiB is refused in the name of `limit`, nothing stays behind,
@@ -216,8 +222,7 @@ void ExpectTrueRefusal(Runtime* runtime, const std::string& limit) {
   const Attempt second = Try(runtime, fitting);
   EXPECT_IN_CHILD(second.status.ok(),
                   second.status.ToString() + " after " + message);
-  std::memset(second.memory->base(), 1,
-              static_cast<size_t>(fitting * kBlockBytes));
+  Use(*second.memory, fitting);
 }
 
 void LimitAndTry(decltype(RLIMIT_AS) resource, const std::string& name,
@@ -233,7 +238,8 @@ void LimitAndTry(decltype(RLIMIT_AS) resource, const std::string& name,
   // Without the check the kernel refuses, and that is a value as well.
   const int64_t before = StatmBytes(0);
   const Status refused =
-      Try(runtime.get(), 2 * kGiB / kBlockBytes, 0, false).status;
+      Try(runtime.get(), 2 * kGiB / kBlockBytes, {.check_limits = false})
+          .status;
   EXPECT_IN_CHILD(refused.code() == StatusCode::kResourceExhausted,
                   refused.ToString());
   EXPECT_IN_CHILD(StatmBytes(0) < before + 64 * kMiB,
@@ -263,9 +269,12 @@ TEST_F(BlockMemoryLimitTest, DataLimitRefusesWithWhatFits) {
 }
 
 // The limit is lowered when growth has begun: what was there stays, usable.
-void ShrinkLimitAndGrow() {
+// Without the check the kernel refuses half way, so that slabs are given back.
+void ShrinkLimitAndGrow(bool check_limits) {
   const auto runtime = MakeRuntime();
-  Attempt pool = Try(runtime.get(), 64, 2 * kGiB / kBlockBytes);
+  Attempt pool =
+      Try(runtime.get(), 64,
+          {.max_blocks = 2 * kGiB / kBlockBytes, .check_limits = check_limits});
   EXPECT_IN_CHILD(pool.status.ok(), pool.status.ToString());
   std::memset(pool.memory->base(), 7, 64 * kBlockBytes);
   rlimit limit{};
@@ -284,8 +293,11 @@ void ShrinkLimitAndGrow() {
   for (int64_t i = 0; i < 64 * kBlockBytes; ++i) {
     EXPECT_IN_CHILD(pool.memory->base()[i] == std::byte{7});
   }
-  const Status grown = pool.memory->Commit(128);
+  const Status grown = pool.memory->Commit(256);
   EXPECT_IN_CHILD(grown.ok(), grown.ToString());
+  EXPECT_IN_CHILD(
+      IsZero(pool.memory->base() + 64 * kBlockBytes, 192 * kBlockBytes),
+      "given back and taken again, memory is zero");
   std::_Exit(0);
 }
 
@@ -293,7 +305,8 @@ TEST_F(BlockMemoryLimitTest, RefusedGrowthChangesNothing) {
   if (testing::kSanitized) {
     GTEST_SKIP() << "a sanitizer's shadow counts as data";
   }
-  EXPECT_EXIT(ShrinkLimitAndGrow(), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(ShrinkLimitAndGrow(true), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(ShrinkLimitAndGrow(false), ::testing::ExitedWithCode(0), "");
 }
 
 const std::string kMemoryCgroups = "/sys/fs/cgroup/memory/";
@@ -323,8 +336,17 @@ void OutgrowCgroup(const std::string& directory) {
   EXPECT_IN_CHILD(WriteFile(directory + "/cgroup.procs", getpid()));
   const auto runtime = MakeRuntime();
   ExpectTrueRefusal(runtime.get(), "cgroup v1 memory /");
+  // Explicit huge pages would come from elsewhere, so nothing is refused before
+  // the first slab that did not get any; then each is checked.
+  Attempt explicit_pages = Try(runtime.get(), 2 * kGiB / kBlockBytes,
+                               {.huge_pages = HugePages::kExplicit});
+  EXPECT_IN_CHILD(explicit_pages.status.ok() ||
+                      explicit_pages.status.message().find("cgroup v1") !=
+                          std::string::npos,
+                  explicit_pages.status.ToString());
+  explicit_pages.memory.reset();
   // In small steps, as a service grows: refused in time as well.
-  Attempt pool = Try(runtime.get(), 1, 2 * kGiB / kBlockBytes);
+  Attempt pool = Try(runtime.get(), 1, {.max_blocks = 2 * kGiB / kBlockBytes});
   EXPECT_IN_CHILD(pool.status.ok(), pool.status.ToString());
   int64_t blocks = 1;
   Status status;
@@ -335,8 +357,7 @@ void OutgrowCgroup(const std::string& directory) {
   EXPECT_IN_CHILD(status.code() == StatusCode::kResourceExhausted,
                   status.ToString());
   EXPECT_IN_CHILD(blocks * kBlockBytes > 64 * kMiB, std::to_string(blocks));
-  std::memset(pool.memory->base(), 1,
-              static_cast<size_t>(blocks * kBlockBytes));
+  Use(*pool.memory, blocks);
   std::_Exit(0);
 }
 

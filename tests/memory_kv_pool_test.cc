@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/testing/testing.h"
+#include "varlane/memory_budget.h"
 
 namespace varlane {
 namespace {
@@ -110,10 +111,12 @@ TEST(KvPoolTest, RefusesBadOptionsByName) {
 }
 
 TEST(KvPoolTest, PoolLargerThanTheMachineIsRefusedWithoutTouchingIt) {
-  constexpr int64_t kBlocks = int64_t{1} << 28;  // of 8 KiB: 2 TiB
-  const auto pool = KvPool::Create({.layout = kLayout, .num_blocks = kBlocks},
-                                   SharedRuntime());
-  ASSERT_FALSE(pool.ok()) << "this machine is too large for this test";
+  const Result<MemoryLimits> limits = MemoryLimits::Detect();
+  VARLANE_ASSERT_OK(limits);
+  const auto pool = KvPool::Create(
+      {.layout = kLayout,
+       .num_blocks = 2 * limits->total_bytes / kLayout.block_bytes()},
+      SharedRuntime());
   EXPECT_EQ(pool.status().code(), StatusCode::kResourceExhausted);
   EXPECT_NE(pool.status().message().find("would fit"), std::string::npos)
       << pool.status().ToString();
