@@ -7,9 +7,9 @@ SPDX-License-Identifier: Apache-2.0
   tools/check_layers.py --self-test    proves that each rule can fail
 
 Sources: each .cc of a layer is named in CMakeLists.txt, whose list is read as
-documentation. Arrows: what a folder may include of ours (ALLOWED_FOLDERS), and up to which
-layer of the public headers (PUBLIC_LAYER). Fences: headers and functions that
-belong to named folders only. Comments and strings do not count.
+documentation. Arrows: what a folder may include of ours (ALLOWED_FOLDERS), and
+up to which layer of the public headers (PUBLIC_LAYER). Fences: headers and
+functions that belong to named folders only. Comments and strings do not count.
 """
 
 import argparse
