@@ -28,6 +28,57 @@ namespace {
 // of two slots at least, and slot numbers must not exceed our workers'.
 constexpr int kReservedSlots = 1;
 
+// TBB hands a task from thread to thread inside a library that ThreadSanitizer
+// does not see. These two tell it, so that no suppression is needed that would
+// hide races in the bodies a task runs.
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+void HandedOver(const void* object) {
+  __tsan_release(const_cast<void*>(object));
+}
+void TakenOver(const void* object) {
+  __tsan_acquire(const_cast<void*>(object));
+}
+#else
+void HandedOver(const void*) {}
+void TakenOver(const void*) {}
+#endif
+
+// What is enqueued: by value, since it may outlive arenas and Runtime.
+class HelperTask {
+ public:
+  HelperTask(std::shared_ptr<LaunchBoard> board, int node, int first_worker,
+             int num_threads)
+      : board_(std::move(board)),
+        node_(node),
+        first_worker_(first_worker),
+        num_threads_(num_threads) {}
+  // TBB copies it into the memory it hands over.
+  HelperTask(const HelperTask& other)
+      : board_(other.board_),
+        node_(other.node_),
+        first_worker_(other.first_worker_),
+        num_threads_(other.num_threads_) {
+    HandedOver(this);
+  }
+  HelperTask& operator=(const HelperTask&) = delete;
+
+  void operator()() const {
+    TakenOver(this);
+    const int slot = tbb::this_task_arena::current_thread_index();
+    const bool is_known = slot >= kReservedSlots && slot <= num_threads_;
+    HelpTask(*board_, node_,
+             is_known ? first_worker_ + slot - kReservedSlots : -1);
+  }
+
+ private:
+  std::shared_ptr<LaunchBoard> board_;
+  int node_;
+  int first_worker_;
+  int num_threads_;
+};
+
 // Pins threads as they enter an arena, by slot, and unpins them as they leave.
 class PinningObserver final : public tbb::task_scheduler_observer {
  public:
@@ -37,6 +88,7 @@ class PinningObserver final : public tbb::task_scheduler_observer {
       : tbb::task_scheduler_observer(arena),
         masks_(std::move(masks)),
         outside_(outside) {
+    HandedOver(this);
     observe(true);
   }
 
@@ -55,6 +107,7 @@ class PinningObserver final : public tbb::task_scheduler_observer {
   }
 
   void on_scheduler_entry(bool /*is_worker*/) override {
+    TakenOver(this);
     num_inside_.fetch_add(1, std::memory_order_relaxed);
     const int slot = tbb::this_task_arena::current_thread_index();
     if (slot < 0 || static_cast<size_t>(slot) >= masks_.size()) return;
@@ -63,6 +116,7 @@ class PinningObserver final : public tbb::task_scheduler_observer {
   }
 
   void on_scheduler_exit(bool /*is_worker*/) override {
+    TakenOver(this);
     // Not the mask the thread came with: TBB starts threads from threads that
     // may be pinned themselves, and that mask would be inherited.
     (void)outside_.ApplyToThread();
@@ -124,13 +178,8 @@ class TbbArenas final : public Arenas {
       int node, const std::shared_ptr<LaunchBoard>& board) noexcept override {
     NodeArena& to = *nodes_[static_cast<size_t>(node)];
     try {
-      // By value: the task may outlive this object.
       to.arena.enqueue(
-          [board, node, first = to.first_worker, threads = to.num_threads] {
-            const int slot = tbb::this_task_arena::current_thread_index();
-            const bool known = slot >= kReservedSlots && slot <= threads;
-            HelpTask(*board, node, known ? first + slot - kReservedSlots : -1);
-          });
+          HelperTask(board, node, to.first_worker, to.num_threads));
       return true;
     } catch (...) {
       return false;
