@@ -357,6 +357,22 @@ TEST(LaunchTest, LaunchesNestWithPrivateScratchAndWorkers) {
   }
 }
 
+TEST(LaunchTest, ABodyThatLaunchesKeepsItsWorkerNumberAsTheCaller) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
+  ASSERT_NE(runtime, nullptr);
+  VARLANE_ASSERT_OK(runtime->Launch({200}, [&](const Threadgroup& outer) {
+    const std::thread::id self = std::this_thread::get_id();
+    VARLANE_EXPECT_OK(runtime->Launch({3}, [&](const Threadgroup& inner) {
+      if (std::this_thread::get_id() == self) {
+        EXPECT_EQ(inner.worker(), outer.worker());
+      } else {
+        EXPECT_NE(inner.worker(), outer.worker());
+      }
+    }));
+    std::this_thread::yield();
+  }));
+}
+
 TEST(LaunchTest, TwoRuntimesNestInEachOther) {
   const std::unique_ptr<Runtime> a = MakeRuntime(2);
   const std::unique_ptr<Runtime> b = MakeRuntime(3);

@@ -1,0 +1,74 @@
+// Proves who may join which launch, and how many tasks are sent for.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include "runtime/launch_board.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/testing/testing.h"
+
+namespace varlane {
+namespace {
+
+using Tasks = std::vector<int>;
+
+TEST(LaunchBoardTest, AdmitsAsManyHelpersAsAsked) {
+  LaunchBoard board({3});
+  LaunchState* const state = board.Take();
+  LaunchEngine* engine = nullptr;
+  EXPECT_EQ(board.Join(&engine), nullptr) << "nothing is open yet";
+  board.Open(state, nullptr, 2);
+  EXPECT_EQ(board.Join(&engine), state);
+  EXPECT_EQ(board.Join(&engine), state);
+  EXPECT_EQ(board.Join(&engine), nullptr) << "two were asked for";
+  state->Leave();
+  state->Leave();
+  board.Close(state);
+  state->WaitForHelpers(0);
+  board.Put(state);
+}
+
+TEST(LaunchBoardTest, AClosedLaunchAdmitsNobodyAndTheNextOldestIsServed) {
+  LaunchBoard board({3});
+  std::vector<LaunchState*> states;
+  for (int i = 0; i < 3; ++i) {
+    states.push_back(board.Take());
+    board.Open(states.back(), nullptr, 3);
+  }
+  LaunchEngine* engine = nullptr;
+  EXPECT_EQ(board.Join(&engine), states[0]);
+  states[0]->Leave();
+  board.Close(states[1]);
+  EXPECT_EQ(board.Join(&engine), states[0]);
+  states[0]->Leave();
+  board.Close(states[0]);
+  EXPECT_EQ(board.Join(&engine), states[2]);
+  states[2]->Leave();
+  board.Close(states[2]);
+  EXPECT_EQ(board.Join(&engine), nullptr);
+  for (LaunchState* const state : states) board.Put(state);
+}
+
+TEST(LaunchBoardTest, SendsForNoMoreTasksThanThreadsAndCountsThoseUnderWay) {
+  LaunchBoard board({1, 2});
+  LaunchState* const first = board.Take();
+  LaunchState* const second = board.Take();
+  board.Open(first, nullptr, 2);
+  EXPECT_EQ(first->num_tasks, (Tasks{1, 1})) << "round robin";
+  board.Open(second, nullptr, 3);
+  EXPECT_EQ(second->num_tasks, (Tasks{0, 1})) << "two are on their way";
+  board.TaskStarted(1);
+  board.Close(first);
+  board.Open(first, nullptr, 7);
+  EXPECT_EQ(first->num_tasks, (Tasks{0, 1})) << "three threads there are";
+  board.Close(first);
+  board.Close(second);
+  board.Put(first);
+  board.Put(second);
+}
+
+}  // namespace
+}  // namespace varlane
