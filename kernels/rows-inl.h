@@ -16,7 +16,6 @@ constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 // Reads n elements of `dtype` as fp32. n need not be a multiple of anything.
 HWY_INLINE void ReadRow(const void* from, DType dtype, int n,
                         float* HWY_RESTRICT to) {
-  const hn::Rebind<hwy::float16_t, D> dh;
   const hn::Rebind<uint16_t, D> d16;
   const int whole = n - n % static_cast<int>(kN);
   if (dtype == DType::kF32) {
@@ -31,8 +30,7 @@ HWY_INLINE void ReadRow(const void* from, DType dtype, int n,
   } else {
     const auto* p = static_cast<const uint16_t*>(from);
     for (int i = 0; i < whole; i += static_cast<int>(kN)) {
-      const auto half = hn::BitCast(dh, hn::LoadU(d16, p + i));
-      StoreF(hn::PromoteTo(D(), half), to + i);
+      StoreF(LoadF16(p + i), to + i);
     }
     for (int i = whole; i < n; ++i) to[i] = ToFloat(F16{p[i]});
   }
@@ -41,7 +39,6 @@ HWY_INLINE void ReadRow(const void* from, DType dtype, int n,
 // Writes n fp32 as `dtype`, rounding to nearest even.
 HWY_INLINE void WriteRow(const float* HWY_RESTRICT from, DType dtype, int n,
                          void* to) {
-  const hn::Rebind<hwy::float16_t, D> dh;
   const hn::Rebind<uint16_t, D> d16;
   const int whole = n - n % static_cast<int>(kN);
   if (dtype == DType::kF32) {
@@ -56,8 +53,7 @@ HWY_INLINE void WriteRow(const float* HWY_RESTRICT from, DType dtype, int n,
   } else {
     auto* p = static_cast<uint16_t*>(to);
     for (int i = 0; i < whole; i += static_cast<int>(kN)) {
-      const auto half = hn::DemoteTo(dh, LoadF(from + i));
-      hn::StoreU(hn::BitCast(d16, half), d16, p + i);
+      StoreF16(LoadF(from + i), p + i);
     }
     for (int i = whole; i < n; ++i) p[i] = ToF16(from[i]).bits;
   }

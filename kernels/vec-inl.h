@@ -7,6 +7,23 @@
 //   Ops{F32,F16,Bf16} how cache elements and broadcast operands multiply
 // SPDX-License-Identifier: Apache-2.0
 
+// Whether NaN behaves as x86 vector instructions have it.
+#undef VARLANE_X86_VECTORS
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#define VARLANE_X86_VECTORS 1
+#else
+#define VARLANE_X86_VECTORS 0
+#endif
+
+// Whether f16 conversions are instructions. Highway 1.0.3 emulates them
+// elsewhere without infinities, NaN or rounding to nearest: we do it right.
+#undef VARLANE_NATIVE_F16
+#if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2
+#define VARLANE_NATIVE_F16 0
+#else
+#define VARLANE_NATIVE_F16 1
+#endif
+
 namespace varlane {
 namespace VARLANE_NS {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -39,8 +56,21 @@ HWY_INLINE V Ldexp(V p, V n) {
 #if HWY_TARGET == HWY_AVX3
   return V{_mm512_scalef_ps(p.raw, n.raw)};
 #else
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(DI(), n));
-  return hn::BitCast(D(), hn::Add(hn::BitCast(DI(), p), exponent));
+  // n + 1.5 x 2^23 holds n in its low bits; the shift leaves n in the exponent.
+  const V magic = hn::Add(n, Broadcast(12582912.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(DI(), magic));
+  const V scaled = hn::BitCast(D(), hn::Add(hn::BitCast(DI(), p), exponent));
+  return hn::IfThenElse(hn::IsNaN(p), p, scaled);
+#endif
+}
+
+// max(x, low), but NaN stays NaN.
+HWY_INLINE V AtLeast(V x, float low) {
+  const V floor = Broadcast(low);
+#if VARLANE_X86_VECTORS
+  return hn::Max(floor, x);  // x86 returns the second operand on NaN
+#else
+  return hn::IfThenElse(hn::Lt(x, floor), floor, x);
 #endif
 }
 
@@ -50,8 +80,7 @@ HWY_INLINE V Ldexp(V p, V n) {
 template <int kDegree>
 HWY_INLINE V Exp2(V x) {
   static_assert(kDegree == 4 || kDegree == 5);
-  // This order keeps NaN on x86: max returns its second operand then.
-  x = hn::Max(Broadcast(-127.0f), x);
+  x = AtLeast(x, -127.0f);
   const V n = hn::Floor(x);
   const V f = hn::Sub(x, n);
   V p;
@@ -84,6 +113,69 @@ HWY_INLINE hn::Vec<DU> RoundToBf16(V v) {
   return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
 }
 
+// f16 bits to fp32 and, to nearest even, back.
+// Source of the branch-free forms: F. Giesen, "half <-> float conversions"
+// (float_to_half_fast3_rtne), public domain.
+HWY_INLINE V LoadF16(const uint16_t* from) {
+  const hn::Rebind<uint16_t, D> d16;
+#if VARLANE_NATIVE_F16
+  const hn::Rebind<hwy::float16_t, D> dh;
+  return hn::PromoteTo(D(), hn::BitCast(dh, hn::LoadU(d16, from)));
+#else
+  const DU du;
+  const auto half = hn::PromoteTo(du, hn::LoadU(d16, from));
+  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
+  const auto shifted = hn::ShiftLeft<13>(hn::And(half, hn::Set(du, 0x7fffu)));
+  const auto exponent = hn::And(shifted, hn::Set(du, 0x0f800000u));
+  const auto bits = hn::Add(shifted, hn::Set(du, 112u << 23));
+  // Infinity and NaN take the rest of the exponent; denormals renormalise.
+  const auto special = hn::Add(bits, hn::Set(du, 112u << 23));
+  const auto denormal = hn::BitCast(
+      du, hn::Sub(hn::BitCast(D(), hn::Add(bits, hn::Set(du, 1u << 23))),
+                  hn::BitCast(D(), hn::Set(du, 113u << 23))));
+  const auto is_special = hn::Eq(exponent, hn::Set(du, 0x0f800000u));
+  const auto is_small = hn::Eq(exponent, hn::Zero(du));
+  const auto magnitude = hn::IfThenElse(
+      is_special, special, hn::IfThenElse(is_small, denormal, bits));
+  return hn::BitCast(D(), hn::Or(magnitude, sign));
+#endif
+}
+
+HWY_INLINE void StoreF16(V v, uint16_t* to) {
+  const hn::Rebind<uint16_t, D> d16;
+#if VARLANE_NATIVE_F16
+  const hn::Rebind<hwy::float16_t, D> dh;
+  hn::StoreU(hn::BitCast(d16, hn::DemoteTo(dh, v)), d16, to);
+#else
+  const DU du;
+  const DI di;
+  const auto bits = hn::BitCast(du, v);
+  const auto sign = hn::And(bits, hn::Set(du, 0x80000000u));
+  const auto magnitude = hn::Xor(bits, sign);
+  const auto magic = hn::Set(du, 126u << 23);
+  const auto small = hn::Sub(
+      hn::BitCast(
+          du, hn::Add(hn::BitCast(D(), magnitude), hn::BitCast(D(), magic))),
+      magic);
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
+  const auto normal = hn::ShiftRight<13>(
+      hn::Add(hn::Add(magnitude, hn::Set(du, 0xc8000fffu)), odd));
+  // Signed comparisons are right: the sign bit is gone.
+  const auto signed_magnitude = hn::BitCast(di, magnitude);
+  const auto is_nan =
+      hn::RebindMask(du, hn::Gt(signed_magnitude, hn::Set(di, 255 << 23)));
+  const auto is_large = hn::RebindMask(
+      du, hn::Gt(signed_magnitude, hn::Set(di, (143 << 23) - 1)));
+  const auto is_small =
+      hn::RebindMask(du, hn::Lt(signed_magnitude, hn::Set(di, 113 << 23)));
+  auto half = hn::IfThenElse(is_small, small, normal);
+  half = hn::IfThenElse(is_large, hn::Set(du, 0x7c00u), half);
+  half = hn::IfThenElse(is_nan, hn::Set(du, 0x7e00u), half);
+  half = hn::Or(half, hn::ShiftRight<16>(sign));
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, half)), d16, to);
+#endif
+}
+
 // --- how cache elements multiply -------------------------------------------
 //
 // Ops::Raw      one vector of cache lanes, ready to multiply
@@ -108,16 +200,14 @@ struct OpsF32 {
 };
 
 struct OpsF16 {
-  using Cache = hwy::float16_t;
+  using Cache = uint16_t;
   using Operand = float;
   using Raw = V;
   static constexpr int kPack = 1;
   static constexpr int kExpDegree = 5;
   static constexpr bool kRoundQ = false;
   static HWY_INLINE Raw Load(const std::byte* p) {
-    const hn::Rebind<hwy::float16_t, D> dh;
-    return hn::PromoteTo(
-        D(), hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(p)));
+    return LoadF16(reinterpret_cast<const uint16_t*>(p));
   }
   static HWY_INLINE V MulAdd(V acc, Raw raw, Operand x) {
     return Fma(raw, Broadcast(x), acc);

@@ -338,7 +338,9 @@ double LargestScore(const ReferenceRow& row) {
     for (size_t d = 0; d < row.q.size(); ++d) {
       dot += std::abs(row.q[d] * row.k[size_t(t) * row.q.size() + d]);
     }
-    largest = std::max(largest, dot * std::abs(row.scale));
+    // A score of -inf is exact.
+    if (std::isfinite(dot))
+      largest = std::max(largest, dot * std::abs(row.scale));
   }
   return largest;
 }
