@@ -39,7 +39,7 @@ Status StepPlanner::PlanRunning(bool decodes) {
       ++it;
       continue;
     }
-    const Result<int64_t> count = Grow(request, ChunkOf(*request));
+    const Result<int64_t> count = Grow(request);
     VARLANE_RETURN_IF_ERROR(count.status());
     // Preempted itself: it was the last running one, and is gone.
     if (*count == 0) break;
@@ -90,11 +90,13 @@ void StepPlanner::Abandon() {
 
 // --- blocks ------------------------------------------------------------------
 
-// Makes room for up to `want` tokens, at least one, preempting from the back of
-// the order while not even one fits. 0: `request` was itself the last.
-Result<int64_t> StepPlanner::Grow(TrackedRequest* request, int64_t want) {
+// Makes room for the request's next chunk, or for what fits of it, at least one
+// token, preempting from the back of the order while not even one fits.
+// 0: `request` was itself the last.
+Result<int64_t> StepPlanner::Grow(TrackedRequest* request) {
   for (;;) {
-    const Result<int64_t> count = AppendWhatFits(request, want);
+    // Again in each round: a planned victim's share of the budget comes back.
+    const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
     if (!count.ok() || *count > 0) return count;
     if (queue_->running().size() == 1) return Stuck(*request);
     TrackedRequest* victim = queue_->victim();
@@ -128,7 +130,6 @@ void StepPlanner::Preempt(TrackedRequest* victim) {
   const auto planned = std::find(plan_.begin(), plan_.end(), victim);
   if (planned != plan_.end()) {
     // A decode planned before a better request's prefill ran out of blocks.
-    if (planned - plan_.begin() < plan_decodes_) --plan_decodes_;
     budget_left_ += victim->length - victim->computed;
     plan_.erase(planned);
   }

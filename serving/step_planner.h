@@ -56,7 +56,7 @@ class StepPlanner {
  private:
   Status PlanRunning(bool decodes);
   Status PlanWaiting();
-  Result<int64_t> Grow(TrackedRequest* request, int64_t want);
+  Result<int64_t> Grow(TrackedRequest* request);
   Result<int64_t> AppendWhatFits(TrackedRequest* request, int64_t want);
   void Preempt(TrackedRequest* victim);
   int64_t ChunkOf(const TrackedRequest& request) const;
@@ -72,7 +72,7 @@ class StepPlanner {
   KvPool* const pool_;
   RequestQueue* const queue_;
   std::vector<TrackedRequest*> plan_;
-  int64_t plan_decodes_ = 0;  // they stand first
+  int64_t plan_decodes_ = 0;  // stand first; only right if !preempted_
   int64_t budget_left_ = 0;
   bool preempted_ = false;  // by this plan
   int64_t preemptions_ = 0;

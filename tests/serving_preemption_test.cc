@@ -159,6 +159,29 @@ TEST(PreemptionTest, PlannedDecodeGivesWayToABetterRequestsPrefill) {
   EXPECT_EQ(service.history(2).restarts, 1);
 }
 
+TEST(PreemptionTest, BudgetOfAPlannedVictimGoesToTheOneItMadeRoomFor) {
+  ServingHarness service(6,
+                         {.token_budget = 4, .max_chunk = 2, .watermark = 0});
+  service.Submit({.id = 3, .prompt_tokens = 1, .max_new_tokens = 40});
+  ASSERT_TRUE(service.RunStep());
+  service.Submit(
+      {.id = 1, .prompt_tokens = 47, .max_new_tokens = 1, .priority = 2});
+  service.Submit(
+      {.id = 2, .prompt_tokens = 30, .max_new_tokens = 1, .priority = 1});
+  const Step& step = service.Schedule();
+  EXPECT_EQ(IdsOf(step), (std::vector<RequestId>{3, 1, 2}));
+  EXPECT_EQ(step.entries[2].count, 1);  // 4 - 1 - 2
+  service.Complete();
+  // In one step 3 decodes, 1 takes the last block, and 2 needs its second.
+  ScheduleUntilPreemption(&service);
+  ASSERT_EQ(IdsOf(step), (std::vector<RequestId>{1, 2}));
+  EXPECT_EQ(step.entries[1].begin, 16);
+  EXPECT_EQ(step.entries[1].count, 2);
+  service.Complete();
+  service.Drain(200);
+  service.ExpectAllGone();
+}
+
 TEST(PreemptionTest, ShorterChunkIsPreferredToAPreemption) {
   ServingHarness service(5, {.max_chunk = 32, .watermark = 0});
   service.Submit({.id = 1, .prompt_tokens = 16, .max_new_tokens = 2});

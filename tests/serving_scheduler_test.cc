@@ -20,10 +20,6 @@ namespace {
 using testing::IdsOf;
 using testing::ServingHarness;
 
-using Kind = Admission::Kind;
-
-constexpr SchedulerOptions kNoWatermark = {.watermark = 0};
-
 // The message names what is wrong.
 void ExpectNames(const Status& status, StatusCode code, const char* what) {
   EXPECT_EQ(status.code(), code);
@@ -133,104 +129,6 @@ TEST(SchedulerTest, MaxSeqsBoundsThoseRunning) {
   EXPECT_EQ(service.scheduler().stats().waiting, 3);
   service.Complete();
   service.Drain(20);
-  service.ExpectAllGone();
-}
-
-// --- admission ---------------------------------------------------------------
-
-TEST(SchedulerTest, RequestLargerThanThePoolNeverFitsAndIsNotQueued) {
-  ServingHarness service(10, {});
-  const Admission never =
-      service.Submit({.id = 1, .prompt_tokens = 150, .max_new_tokens = 11});
-  EXPECT_EQ(never.kind, Kind::kNeverFits);
-  EXPECT_EQ(never.needed_blocks, 11);
-  EXPECT_EQ(never.capacity_blocks, 10);
-  EXPECT_TRUE(service.scheduler().idle());
-  EXPECT_EQ(service.scheduler().Cancel(1).code(), StatusCode::kNotFound);
-
-  const Admission fits =
-      service.Submit({.id = 1, .prompt_tokens = 150, .max_new_tokens = 10});
-  EXPECT_EQ(fits.kind, Kind::kAdmitted);
-  service.Drain(20);
-  service.ExpectAllGone();
-}
-
-TEST(SchedulerTest, SubmitSaysWaitWhileThePoolIsTooFullToStart) {
-  ServingHarness service(10, kNoWatermark);
-  EXPECT_TRUE(service.Submit({.id = 1, .prompt_tokens = 96}).admitted());
-  // Not started yet, but what goes before counts: 6 + 5 > 10.
-  const Admission wait = service.Submit({.id = 2, .prompt_tokens = 80});
-  EXPECT_EQ(wait.kind, Kind::kWait);
-  EXPECT_EQ(wait.needed_blocks, 11);
-  EXPECT_EQ(wait.free_blocks, 10);
-  EXPECT_EQ(IdsOf(service.Schedule()), std::vector<RequestId>{1});
-  EXPECT_EQ(service.pool().stats().sequences, 1) << "a waiting one holds some";
-  service.Complete();
-  EXPECT_EQ(IdsOf(service.Schedule()), std::vector<RequestId>{2});
-  service.Complete();
-  service.ExpectAllGone();
-}
-
-TEST(SchedulerTest, SmallRequestDoesNotOvertakeOneThatWaitsForBlocks) {
-  ServingHarness service(10, kNoWatermark);
-  service.Submit({.id = 1, .prompt_tokens = 96, .max_new_tokens = 4});
-  ASSERT_TRUE(service.RunStep());
-  service.Submit({.id = 2, .prompt_tokens = 80});
-  service.Submit({.id = 3, .prompt_tokens = 1});
-  service.Drain(20);
-  EXPECT_GT(service.history(2).first_step, service.history(1).last_step);
-  EXPECT_GE(service.history(3).first_step, service.history(2).first_step);
-}
-
-TEST(SchedulerTest, StartingRequestLeavesTheWatermarkFree) {
-  ServingHarness service(10, {.watermark = 0.3});
-  service.Submit({.id = 1, .prompt_tokens = 80, .max_new_tokens = 3});
-  ASSERT_TRUE(service.RunStep());
-  // 5 blocks are free and 3 must stay so.
-  const Admission wait = service.Submit({.id = 2, .prompt_tokens = 33});
-  EXPECT_EQ(wait.kind, Kind::kWait);
-  EXPECT_EQ(IdsOf(service.Schedule()), std::vector<RequestId>{1});
-  service.Complete();
-  service.Cancel(2);
-  service.Submit({.id = 3, .prompt_tokens = 16});
-  EXPECT_EQ(IdsOf(service.Schedule()), (std::vector<RequestId>{1, 3}));
-  service.Complete();
-  service.ExpectAllGone();
-}
-
-TEST(SchedulerTest, WatermarkBindsNeitherALoneStarterNorGrowth) {
-  ServingHarness service(10, {.watermark = 0.9});
-  EXPECT_TRUE(
-      service.Submit({.id = 1, .prompt_tokens = 100, .max_new_tokens = 60})
-          .admitted());
-  EXPECT_EQ(service.Drain(100), 60);
-  EXPECT_EQ(service.history(1).restarts, 0);
-  service.ExpectAllGone();
-}
-
-TEST(SchedulerTest, StarterLeavesTheBlocksAHalfReadPromptStillNeeds) {
-  ServingHarness service(10, {.max_chunk = 16, .watermark = 0});
-  service.Submit({.id = 1, .prompt_tokens = 112});
-  ASSERT_TRUE(service.RunStep());
-  service.Submit({.id = 2, .prompt_tokens = 64});  // 4 of 9 free, 6 promised
-  EXPECT_EQ(IdsOf(service.Schedule()), std::vector<RequestId>{1});
-  service.Complete();
-  service.Drain(50);
-  EXPECT_EQ(service.scheduler().stats().preemptions, 0);
-  service.ExpectAllGone();
-}
-
-TEST(SchedulerTest, HigherPriorityStartsFirstThenArrival) {
-  ServingHarness service(16, {.max_seqs = 1});
-  service.Submit({.id = 1, .prompt_tokens = 4, .priority = 0});
-  service.Submit({.id = 2, .prompt_tokens = 4, .priority = 2});
-  service.Submit({.id = 3, .prompt_tokens = 4, .priority = -1});
-  service.Submit({.id = 4, .prompt_tokens = 4, .priority = 2});
-  service.Submit({.id = 5, .prompt_tokens = 4, .priority = 0});
-  for (const RequestId id : {2, 4, 1, 5, 3}) {
-    EXPECT_EQ(IdsOf(service.Schedule()), std::vector<RequestId>{id});
-    service.Complete();
-  }
   service.ExpectAllGone();
 }
 
@@ -408,14 +306,14 @@ TEST(SchedulerTest, RefusedCompletionChangesNothing) {
 }
 
 TEST(SchedulerTest, BlocksHeldByOthersAreNamedAndTheServiceGoesOn) {
-  ServingHarness service(4, kNoWatermark);
+  ServingHarness service(4, {.watermark = 0});
   KvPool& pool = service.pool();
   const SeqId foreign = pool.CreateSequence();
   VARLANE_ASSERT_OK(pool.Append(foreign, 40));
   // Nothing runs: it cannot start.
   EXPECT_EQ(
       service.Submit({.id = 1, .prompt_tokens = 30, .max_new_tokens = 30}).kind,
-      Kind::kWait);
+      Admission::Kind::kWait);
   Step step;
   Status status = service.scheduler().Schedule(&step);
   ExpectNames(status, StatusCode::kResourceExhausted, "3 of 4 blocks are held");

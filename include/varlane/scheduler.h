@@ -91,7 +91,8 @@ class VARLANE_EXPORT Scheduler {
 
   // Queues a request. kNeverFits when prompt + max_new tokens need more blocks
   // than the pool can ever hold: then it is not queued. Otherwise kAdmitted or
-  // kWait (queued; the pool is too full to start it now).
+  // kWait (queued; the pool is too full to start it now): needed_blocks counts
+  // it, those before it and what a start must leave free.
   // Errors: kInvalidArgument (bad counts), kAlreadyExists (id in use).
   Result<Admission> Submit(const Request& request);
 
@@ -103,13 +104,18 @@ class VARLANE_EXPORT Scheduler {
   // running request's blocks for this step are allocated here; when the pool
   // runs dry the lowest-priority, youngest request is preempted: its blocks are
   // freed and it starts over from its first token, generated ones included.
-  // Errors: kFailedPrecondition when the previous step was not completed.
+  // Errors: kFailedPrecondition when the previous step was not completed;
+  //         kResourceExhausted when sequences of others leave too few blocks
+  //         for even one request; the pool's. `step` is empty then, and the
+  //         call may be repeated.
   Status Schedule(Step* step);
 
   // Tells that `step` was computed. `finished` names requests that produced
   // their EOS: they end and free their blocks at once, as do those that reached
-  // max_new_tokens, which are appended to `ended` (may be null).
-  // Errors: kFailedPrecondition (no step outstanding), kNotFound (unknown id).
+  // max_new_tokens, which are appended to `ended` (may be null; those named in
+  // `finished` are not repeated there). An empty step may be completed or not.
+  // Errors: kFailedPrecondition (no step outstanding, or not this one),
+  //         kNotFound (an id that sampled nothing in it). Nothing changes then.
   Status Complete(const Step& step, std::span<const RequestId> finished,
                   std::vector<RequestId>* ended = nullptr);
 

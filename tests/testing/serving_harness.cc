@@ -94,6 +94,7 @@ const Step& ServingHarness::Schedule() {
   VARLANE_EXPECT_OK(scheduler_->Schedule(&step_));
   CheckArrays();
   for (size_t i = 0; i < step_.entries.size(); ++i) CheckEntry(i);
+  CheckStats();
   // A request is served once a step, and something is always served.
   std::vector<RequestId> ids = IdsOf(step_);
   std::sort(ids.begin(), ids.end());
@@ -151,6 +152,11 @@ void ServingHarness::CheckEntry(size_t i) {
   EXPECT_EQ(entry.samples, end == known);
   EXPECT_EQ(entry.is_prefill, known - entry.begin > 1);
   history.next = end;
+  (entry.is_prefill ? expected_.prefill_tokens : expected_.decode_tokens) +=
+      entry.count;
+  expected_.recomputed_tokens +=
+      std::max<int64_t>(0, std::min(history.ever_fed, end) - entry.begin);
+  history.ever_fed = std::max(history.ever_fed, end);
   if (entry.is_prefill) history.chunks.push_back(entry.count);
   if (history.first_step < 0) history.first_step = num_steps_;
   history.last_step = num_steps_;
@@ -174,6 +180,15 @@ void ServingHarness::CheckEntry(size_t i) {
   for (int64_t k = BlocksOf(end); k < step_.block_table_stride; ++k) {
     EXPECT_EQ(table[k], -1);
   }
+}
+
+void ServingHarness::CheckStats() const {
+  const SchedulerStats stats = scheduler_->stats();
+  EXPECT_EQ(stats.prefill_tokens, expected_.prefill_tokens);
+  EXPECT_EQ(stats.decode_tokens, expected_.decode_tokens);
+  EXPECT_EQ(stats.recomputed_tokens, expected_.recomputed_tokens);
+  // So that each can be served in every step.
+  EXPECT_LE(stats.running, options_.token_budget);
 }
 
 void ServingHarness::Complete() {

@@ -50,6 +50,7 @@ class ServingHarness {
     int64_t eos_after = 0;
     int64_t generated = 0;
     int64_t next = 0;      // the position it must feed next
+    int64_t ever_fed = 0;  // the most positions it ever fed
     int64_t restarts = 0;  // times it fed position 0 again
     bool ended = false;    // by EOS or by count
     bool cancelled = false;
@@ -66,6 +67,7 @@ class ServingHarness {
  private:
   void CheckArrays() const;
   void CheckEntry(size_t i);
+  void CheckStats() const;
 
   SchedulerOptions options_;
   std::unique_ptr<KvPool> pool_;
@@ -75,6 +77,7 @@ class ServingHarness {
   std::vector<std::pair<RequestId, int64_t>> slots_;
   Step step_;
   int64_t num_steps_ = 0;
+  SchedulerStats expected_;  // the token counts only
 };
 
 // The entry of `id` in `step`, or null.
