@@ -101,7 +101,7 @@ Json ResultToJson(const AttendOptions& options, const AttendResult& result,
 
 std::string VerifyText(const VerifyResult& verify) {
   return fmt::format(
-      "{} rows recomputed, {} wrong; worst error {:.2f} of its bound "
+      "{} rows recomputed, {} wrong; worst error {:.2g} of its bound "
       "({:.2g} absolute), lse {:.2g}",
       FormatCount(verify.rows), FormatCount(verify.failed_rows),
       verify.worst_ratio, verify.worst_error, verify.worst_lse_error);

@@ -182,6 +182,7 @@ void AddBudgetFlags(CLI::App* command, PlanFlags* flags) {
       ->add_option("--fraction", flags->fraction,
                    "claim: share of all memory, (0, 1]; default "
                    "VARLANE_MEMORY_FRACTION or 0.9")
+      ->check(CLI::Range(1e-6, 1.0))
       ->type_name("SHARE");
   AddBytesFlag(command, "--weights", &request->weights_bytes,
                "What the model's weights take, e.g. 1.2GB or 1.2GiB "

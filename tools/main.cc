@@ -25,6 +25,17 @@ void PrintError(std::string message) {
   std::fprintf(stderr, "varlane: %s\n", message.c_str());
 }
 
+// CLI11 would only say that a subcommand is required.
+void RefuseUnknownCommand(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return;
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  ThrowUsage("\"" + std::string(argv[1]) + "\" is not a command: " + names);
+}
+
 int ParseAndRun(int argc, char** argv) {
   CLI::App app("Varlane: varlen paged attention on CPUs", "varlane");
   app.footer(
@@ -42,6 +53,7 @@ int ParseAndRun(int argc, char** argv) {
   AddReplayCommand(&app, &run);
   AddTraceCommand(&app, &run);
   try {
+    RefuseUnknownCommand(app, argc, argv);
     app.parse(argc, argv);
     const Status status = run();
     if (status.ok()) return kExitOk;

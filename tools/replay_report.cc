@@ -147,7 +147,7 @@ std::string VerifyText(const ReplayOptions& options, const ReplayResult& r) {
   const VerifyResult& v = r.verify;
   std::string text = fmt::format(
       "  {} output rows recomputed in double precision: {}\n"
-      "  worst error {:.2f} of its bound ({:.2g} absolute), log-sum-exp off by "
+      "  worst error {:.2g} of its bound ({:.2g} absolute), log-sum-exp off by "
       "{:.2g}\n",
       FormatCount(v.rows),
       v.ok() ? "all right"

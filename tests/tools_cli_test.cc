@@ -1,0 +1,583 @@
+// The built `varlane` command, run as a user runs it.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <sys/wait.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/testing/testing.h"
+#include "tools/kv_synth.h"
+#include "tools/safetensors.h"
+
+namespace varlane::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string out;
+  std::string err;
+};
+
+// A directory of its own for each test, and the command.
+class CliTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* const info =
+        ::testing::UnitTest::GetInstance()->current_test_info();
+    std::string name = info->name();
+    for (char& c : name) c = c == '/' ? '_' : c;
+    directory_ = fs::path(::testing::TempDir()) / ("varlane_cli_" + name);
+    fs::remove_all(directory_);
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  std::string Path(const std::string& name) const {
+    return (directory_ / name).string();
+  }
+  std::string Write(const std::string& name, const std::string& text) const {
+    fs::create_directories((directory_ / name).parent_path());
+    std::ofstream(directory_ / name, std::ios::binary) << text;
+    return Path(name);
+  }
+  static std::string ReadAll(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file),
+            std::istreambuf_iterator<char>()};
+  }
+
+  // `arguments` goes through the shell; paths of ours need no quotes.
+  Outcome Varlane(const std::string& arguments) const {
+    const std::string command = std::string(VARLANE_CLI_PATH) + " " +
+                                arguments + " >" + Path("stdout") + " 2>" +
+                                Path("stderr") + " </dev/null";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1,
+            ReadAll(Path("stdout")), ReadAll(Path("stderr"))};
+  }
+
+  // One line on stderr that starts with "varlane: " and holds `message`.
+  void ExpectRefusal(const std::string& arguments, int exit_code,
+                     const std::string& message) const {
+    const Outcome outcome = Varlane(arguments);
+    EXPECT_EQ(outcome.exit_code, exit_code) << arguments << outcome.err;
+    EXPECT_EQ(outcome.err.substr(0, 9), "varlane: ") << arguments;
+    EXPECT_NE(outcome.err.find(message), std::string::npos) << arguments << "\n"
+                                                            << outcome.err;
+    EXPECT_EQ(outcome.err.find('\n'), outcome.err.size() - 1) << outcome.err;
+  }
+
+  fs::path directory_;
+};
+
+// --- help and usage ----------------------------------------------------------
+
+struct Help {
+  const char* command;
+  std::vector<std::string> options;
+};
+
+TEST_F(CliTest, HelpOfEachCommandListsItsOptionsWithExamples) {
+  const Help helps[] = {
+      {"info", {"--json", "--threads"}},
+      {"plan",
+       {"--json", "--model", "--kv-dtype", "--weights", "--policy",
+        "--fraction", "--layers", "--kv-heads", "--head-size"}},
+      {"attend",
+       {"--json", "--out", "--kv-dtype", "--block-size", "--owner",
+        "--partitions", "--threads", "--seed", "--repeat", "--random"}},
+      {"replay",
+       {"--json", "--requests", "--scale-lengths", "--model", "--layers",
+        "--token-budget", "--max-seqs", "--rate", "--concurrency", "--verify",
+        "--demo"}},
+      {"trace", {"--json", "--out", "--seed", "--requests"}}};
+  for (const Help& help : helps) {
+    const Outcome outcome = Varlane(std::string(help.command) + " --help");
+    EXPECT_EQ(outcome.exit_code, 0);
+    EXPECT_NE(outcome.out.find("Examples:\n  varlane "), std::string::npos);
+    for (const std::string& option : help.options) {
+      EXPECT_NE(outcome.out.find("  " + option), std::string::npos)
+          << help.command << " " << option;
+    }
+  }
+  EXPECT_NE(Varlane("--help").out.find("replay"), std::string::npos);
+  EXPECT_EQ(Varlane("--version").exit_code, 0);
+}
+
+TEST_F(CliTest, AWrongCommandLineIsOneLineAndExitCodeTwo) {
+  ExpectRefusal("", 2, "subcommand is required");
+  ExpectRefusal("bake", 2, "\"bake\" is not a command: info, plan, attend");
+  ExpectRefusal("info --bake", 2, "--bake");
+  ExpectRefusal("plan --weights 3XB", 2, "\"3XB\" is not a size");
+  ExpectRefusal("plan --policy greedy", 2, "\"greedy\" is not claim");
+  ExpectRefusal("plan --kv-dtype f64", 2, "\"f64\" is not f32, bf16 or f16");
+  ExpectRefusal("plan --fraction 0", 2, "--fraction");
+  ExpectRefusal("attend", 2, "either CASE or --random");
+  ExpectRefusal("attend case.st", 2, "--out FILE");
+  ExpectRefusal("attend --random 32x1@", 2, "is not COUNTxQ@CONTEXT");
+  ExpectRefusal("attend --random 1x1 --verify 2", 2, "\"2\" is not a share");
+  ExpectRefusal("attend --random 1x1 --owner x", 2, "\"x\" is not search");
+  ExpectRefusal("replay", 2, "either TRACE or --demo");
+  ExpectRefusal("replay --demo --rate 1 --concurrency 2", 2, "excludes");
+}
+
+// --- refusals ----------------------------------------------------------------
+
+TEST_F(CliTest, ABlockSizeOfSevenIsRefusedByEveryCommand) {
+  const std::string message = "block_size = 7";
+  ExpectRefusal("plan --model Qwen3-0.6B --block-size 7", 1, message);
+  ExpectRefusal("attend --random 1x1@9 --block-size 7", 1, message);
+  ExpectRefusal("replay --demo --block-size 7", 1, message);
+}
+
+// Fixture of a machine whose cgroup has room for less than one block.
+TEST_F(CliTest, ACgroupSmallerThanOneBlockIsRefusedByName) {
+  Write("root/proc/meminfo",
+        "MemTotal: 67108864 kB\nMemFree: 33554432 kB\n"
+        "MemAvailable: 50331648 kB\n");
+  Write("root/proc/self/cgroup", "0::/small\n");
+  Write("root/proc/self/mountinfo",
+        "41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n");
+  Write("root/sys/fs/cgroup/small/memory.max", "1048576\n");
+  Write("root/sys/fs/cgroup/small/memory.current", "0\n");
+  Write("root/sys/fs/cgroup/small/memory.stat", "inactive_file 0\n");
+  const std::string root = " --memory-root " + Path("root");
+  ExpectRefusal("plan --model Qwen3-0.6B" + root, 1,
+                "less than one block of 1.75 MiB");
+  ExpectRefusal("replay --demo" + root, 1, "memory.max /small");
+  const Json json = Json::parse(ReadAll([&] {
+    Varlane("plan --json " + Path("plan.json") + root);
+    return Path("plan.json");
+  }()));
+  EXPECT_FALSE(json["budget"]["granted"].get<bool>());
+  EXPECT_EQ(json["budget"]["blocks"], 0);
+}
+
+TEST_F(CliTest, AnUnreadableTraceIsNamedWithLineAndValue) {
+  ExpectRefusal("replay /no/such.csv", 1,
+                "/no/such.csv cannot be read: No such file or directory");
+  const std::string bad = Write("bad.csv",
+                                "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+                                "2023-11-16 18:15:46.6805900,many,44\r\n");
+  ExpectRefusal("replay " + bad, 1,
+                bad + ":2: column \"ContextTokens\" = \"many\"");
+  const std::string binary = Write("noise", std::string("\1\2\0\3", 4));
+  ExpectRefusal("replay " + binary, 1, "starts no known trace");
+}
+
+TEST_F(CliTest, UnknownNamesAreRefusedWithTheKnownOnes) {
+  ExpectRefusal("plan --model GPT-5", 1, "is not one of Qwen3-0.6B, ");
+  ExpectRefusal("attend --random 1x1@9 --simd SSE9", 1, "SSE9");
+  ExpectRefusal("attend --random 1x1@9 --q-heads 5", 1,
+                "5 heads, not a multiple of k's 4");
+  ExpectRefusal("info --json /no/such/dir/x", 1, "cannot be written");
+}
+
+// --- attend ------------------------------------------------------------------
+
+// A case in memory, written as a file: f32, values exact in bf16.
+struct Case {
+  int64_t heads = 4;
+  int64_t kv_heads = 2;
+  int64_t d = 32;
+  int64_t dv = 40;
+  std::vector<int32_t> cu_q = {0, 1, 8, 8, 12, 15};
+  std::vector<int32_t> cu_k = {0, 33, 73, 80, 80, 81};  // kv 33, 40, 7, 0, 1
+  std::map<std::string, std::string> metadata;
+  std::vector<TensorToWrite> extra;
+  std::vector<float> q = Fill(SynthKind::kQuery, 15, heads* d);
+  std::vector<float> k = Fill(SynthKind::kKey, 81, kv_heads* d);
+  std::vector<float> v = Fill(SynthKind::kValue, 81, kv_heads* dv);
+
+  static std::vector<float> Fill(SynthKind kind, int64_t tokens, int64_t n) {
+    std::vector<float> values(static_cast<size_t>(tokens * n));
+    for (int64_t t = 0; t < tokens; ++t) {
+      FillSynthRow({42, t}, 0, kind, 0,
+                   std::span(values).subspan(static_cast<size_t>(t * n),
+                                             static_cast<size_t>(n)));
+    }
+    return values;
+  }
+  Status Write(const std::string& path) const {
+    const auto size = [](const auto& x) {
+      return static_cast<int64_t>(x.size());
+    };
+    std::vector<TensorToWrite> tensors = {
+        {"q", TensorType::kF32, {cu_q.back(), heads, d}, q.data()},
+        {"k", TensorType::kF32, {cu_k.back(), kv_heads, d}, k.data()},
+        {"v", TensorType::kF32, {cu_k.back(), kv_heads, dv}, v.data()},
+        {"cu_seqlens_q", TensorType::kI32, {size(cu_q)}, cu_q.data()},
+        {"cu_seqlens_k", TensorType::kI32, {size(cu_k)}, cu_k.data()}};
+    tensors.insert(tensors.end(), extra.begin(), extra.end());
+    return WriteSafetensors(path, tensors, metadata);
+  }
+  int64_t NumKeys(size_t seq, int64_t i, bool causal) const {
+    const int64_t q_len = cu_q[seq + 1] - cu_q[seq];
+    const int64_t kv_len = cu_k[seq + 1] - cu_k[seq];
+    return causal ? std::max<int64_t>(kv_len - q_len + i + 1, 0) : kv_len;
+  }
+};
+
+struct Answer {
+  std::vector<float> out;
+  std::vector<float> lse;
+};
+
+Answer ReadAnswer(const std::string& path) {
+  Answer answer;
+  auto file = SafetensorsFile::Open(path);
+  EXPECT_TRUE(testing::IsOk(file));
+  if (!file.ok()) return answer;
+  EXPECT_EQ(file->tensors().size(), 2u);
+  for (auto& [name, values] :
+       {std::pair<const char*, std::vector<float>&>{"out", answer.out},
+        {"lse", answer.lse}}) {
+    const auto bytes = file->Read(name);
+    EXPECT_TRUE(testing::IsOk(bytes));
+    values.resize(bytes->size() / sizeof(float));
+    std::memcpy(values.data(), bytes->data(), bytes->size());
+  }
+  return answer;
+}
+
+// Softmax attention of one row, written down once more: a plain sum of
+// exponentials in long double (scores here are small), no code shared.
+void ExpectRow(const Case& c, size_t seq, int64_t i, int64_t head,
+               int64_t num_keys, long double scale, const Answer& answer,
+               double tolerance) {
+  const int64_t token = c.cu_q[seq] + i;
+  const int64_t kv_head = head / (c.heads / c.kv_heads);
+  std::vector<long double> sums(static_cast<size_t>(c.dv), 0);
+  long double total = 0;
+  for (int64_t t = 0; t < num_keys; ++t) {
+    const int64_t row = (c.cu_k[seq] + t) * c.kv_heads + kv_head;
+    long double score = 0;
+    for (int64_t d = 0; d < c.d; ++d) {
+      score +=
+          static_cast<long double>(
+              c.q[static_cast<size_t>((token * c.heads + head) * c.d + d)]) *
+          c.k[static_cast<size_t>(row * c.d + d)];
+    }
+    const long double p = std::exp(score * scale);
+    total += p;
+    for (int64_t d = 0; d < c.dv; ++d) {
+      sums[static_cast<size_t>(d)] +=
+          p * c.v[static_cast<size_t>(row * c.dv + d)];
+    }
+  }
+  const auto at = static_cast<size_t>(token * c.heads + head);
+  if (num_keys == 0) {
+    EXPECT_EQ(answer.lse[at], -std::numeric_limits<float>::infinity());
+  } else {
+    EXPECT_NEAR(answer.lse[at], static_cast<double>(std::log(total)), 1e-4);
+  }
+  for (int64_t d = 0; d < c.dv; ++d) {
+    const double expected =
+        num_keys == 0
+            ? 0
+            : static_cast<double>(sums[static_cast<size_t>(d)] / total);
+    ASSERT_NEAR(
+        answer.out[at * static_cast<size_t>(c.dv) + static_cast<size_t>(d)],
+        expected, num_keys == 0 ? 0 : tolerance)
+        << "sequence " << seq << " query " << i << " head " << head;
+  }
+}
+
+void ExpectAnswer(const Case& c, const Answer& answer, bool causal,
+                  double scale, double tolerance) {
+  ASSERT_EQ(answer.lse.size(), static_cast<size_t>(c.cu_q.back() * c.heads));
+  ASSERT_EQ(answer.out.size(), answer.lse.size() * static_cast<size_t>(c.dv));
+  for (size_t seq = 0; seq + 1 < c.cu_q.size(); ++seq) {
+    for (int64_t i = 0; i < c.cu_q[seq + 1] - c.cu_q[seq]; ++i) {
+      for (int64_t head = 0; head < c.heads; ++head) {
+        ExpectRow(c, seq, i, head, c.NumKeys(seq, i, causal), scale, answer,
+                  tolerance);
+      }
+    }
+  }
+}
+
+class AttendTest : public CliTest {
+ protected:
+  Answer Attend(const Case& c, const std::string& options) const {
+    EXPECT_TRUE(testing::IsOk(c.Write(Path("case.safetensors"))));
+    const Outcome outcome =
+        Varlane("attend " + Path("case.safetensors") + " --out " +
+                Path("out.safetensors") + " " + options);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    return ReadAnswer(Path("out.safetensors"));
+  }
+  void ExpectCaseRefused(const Case& c, const std::string& message) const {
+    ASSERT_TRUE(testing::IsOk(c.Write(Path("case.safetensors"))));
+    ExpectRefusal("attend " + Path("case.safetensors") + " --out " +
+                      Path("out.safetensors"),
+                  1, Path("case.safetensors") + ": " + message);
+    EXPECT_FALSE(fs::exists(Path("out.safetensors")));
+  }
+};
+
+// q_len 0, kv_len 0, q_len > kv_len and Dv != D are all in the case.
+TEST_F(AttendTest, MatchesSoftmaxWrittenDownOnceMore) {
+  const Case c;
+  const double scale = 1 / std::sqrt(32.0);
+  ExpectAnswer(c, Attend(c, "--kv-dtype f32"), true, scale, 2e-5);
+  ExpectAnswer(c, Attend(c, "--kv-dtype f16"), true, scale, 2e-5);
+  // |v| < 3: weights rounded to bf16 move an average by less than 3 x 2^-8.
+  ExpectAnswer(c, Attend(c, "--kv-dtype bf16"), true, scale, 0.012);
+  // The default is the type that k has.
+  const Answer by_default = Attend(c, "");
+  ExpectAnswer(c, by_default, true, scale, 2e-5);
+}
+
+TEST_F(AttendTest, MetadataSetsScaleAndMask) {
+  Case c;
+  c.metadata = {{"scale", "-0.25"}, {"causal", "False"}, {"format", "pt"}};
+  ExpectAnswer(c, Attend(c, ""), false, -0.25, 2e-5);
+}
+
+TEST_F(AttendTest, NoOptionOfTheLaunchChangesABit) {
+  const Case c;
+  const Answer base = Attend(c, "--kv-dtype bf16 --threads 1");
+  for (const char* options :
+       {"--owner map", "--partitions spread", "--partitions walk",
+        "--block-size 64", "--seed 7", "--threads 3", "--repeat 3",
+        "--owner map --partitions spread --block-size 256 --seed 9"}) {
+    const Answer other = Attend(c, std::string("--kv-dtype bf16 ") + options);
+    ASSERT_EQ(base.out.size(), other.out.size());
+    EXPECT_EQ(std::memcmp(base.out.data(), other.out.data(),
+                          base.out.size() * sizeof(float)),
+              0)
+        << options;
+    EXPECT_EQ(base.lse, other.lse) << options;
+  }
+}
+
+TEST_F(AttendTest, FeaturesOfLaterReleasesAreRefusedByName) {
+  const std::vector<float> slopes = {0, 0, 0.5F, 0};
+  const std::vector<float> sinks = {1, 1, 1, 1};
+  Case c;
+  c.metadata = {{"window", "128"}};
+  ExpectCaseRefused(c,
+                    "metadata \"window\" = \"128\": this release has no "
+                    "sliding window");
+  c.metadata = {{"softcap", "30.0"}};
+  ExpectCaseRefused(c,
+                    "metadata \"softcap\" = \"30.0\": this release has no "
+                    "soft cap");
+  c.metadata = {};
+  c.extra = {{"alibi_slopes", TensorType::kF32, {4}, slopes.data()}};
+  ExpectCaseRefused(c,
+                    "tensor \"alibi_slopes\": alibi_slopes = 0.5 for head "
+                    "2: this release has no ALiBi");
+  c.extra = {{"sinks", TensorType::kF32, {4}, sinks.data()}};
+  ExpectCaseRefused(c,
+                    "tensor \"sinks\": sinks = 1 for head 0: this release "
+                    "has no attention sinks");
+}
+
+TEST_F(AttendTest, FeaturesThatChangeNothingAreAccepted) {
+  const std::vector<float> slopes(4, 0.0F);
+  const std::vector<float> sinks(4, -std::numeric_limits<float>::infinity());
+  Case c;
+  c.metadata = {{"window", "0"}, {"softcap", "0.0"}, {"causal", "true"}};
+  c.extra = {{"alibi_slopes", TensorType::kF32, {4}, slopes.data()},
+             {"sinks", TensorType::kF32, {4}, sinks.data()}};
+  ExpectAnswer(c, Attend(c, ""), true, 1 / std::sqrt(32.0), 2e-5);
+}
+
+TEST_F(AttendTest, WhatIsNotKnownIsRefusedByName) {
+  const float x = 0;
+  Case c;
+  c.metadata = {{"windw", "128"}};
+  ExpectCaseRefused(c, "metadata \"windw\" = \"128\" is not known here");
+  c.metadata = {{"causal", "maybe"}};
+  ExpectCaseRefused(c, "metadata \"causal\" = \"maybe\", expected true or");
+  c.metadata = {{"scale", "big"}};
+  ExpectCaseRefused(c, "metadata \"scale\" = \"big\", expected a number");
+  c.metadata = {{"scale", "0"}};
+  ExpectCaseRefused(c, "metadata \"scale\" = \"0\": a scale of zero");
+  c.metadata = {};
+  c.extra = {{"bias", TensorType::kF32, {1}, &x}};
+  ExpectCaseRefused(c, "tensor \"bias\" is not known here");
+}
+
+TEST_F(AttendTest, WrongShapesAreRefusedWithTensorAndShape) {
+  const auto refuse = [&](auto change, const std::string& message) {
+    Case c;
+    change(&c);
+    ExpectCaseRefused(c, message);
+  };
+  refuse(
+      [](Case* c) {
+        c->cu_q = {0, 15};
+      },
+      "cu_seqlens_q is for 1 sequences, cu_seqlens_k for 5");
+  refuse([](Case* c) { c->cu_q[2] = 0; },
+         "cu_seqlens_q[2] = 0 is less than cu_seqlens_q[1] = 1");
+  refuse([](Case* c) { c->cu_q[0] = 1; }, "cu_seqlens_q[0] = 1, expected 0");
+  refuse([](Case* c) { c->heads = 3; },
+         "tensor \"q\" has 3 heads, not a multiple of k's 2");
+}
+
+TEST_F(AttendTest, TensorsThatDisagreeAreRefused) {
+  const std::vector<float> data(1000, 1.0F);
+  const std::vector<int32_t> cu = {0, 2};
+  const auto refuse = [&](const TensorShape& q, const TensorShape& k,
+                          const TensorShape& v, TensorType cu_type,
+                          const std::string& message) {
+    const std::string path = Path("case.safetensors");
+    ASSERT_TRUE(testing::IsOk(
+        WriteSafetensors(path,
+                         {{"q", TensorType::kF32, q, data.data()},
+                          {"k", TensorType::kF32, k, data.data()},
+                          {"v", TensorType::kF32, v, data.data()},
+                          {"cu_seqlens_q", cu_type, {2}, cu.data()},
+                          {"cu_seqlens_k", TensorType::kI32, {2}, cu.data()}},
+                         {})));
+    ExpectRefusal("attend " + path + " --out " + Path("out"), 1,
+                  path + ": " + message);
+  };
+  constexpr auto kI32 = TensorType::kI32;
+  refuse({2, 64}, {2, 1, 64}, {2, 1, 64}, kI32,
+         "tensor \"q\" has shape [2, 64], expected [total_q, Hq, D]");
+  refuse({2, 1, 64}, {2, 1, 32}, {2, 1, 64}, kI32,
+         "tensor \"k\" has shape [2, 1, 32], but q's head size is 64");
+  refuse({2, 1, 64}, {2, 1, 64}, {1, 1, 64}, kI32,
+         "tensor \"v\" has shape [1, 1, 64], but k has [2, 1, 64]");
+  refuse({3, 1, 64}, {2, 1, 64}, {2, 1, 64}, kI32,
+         "cu_seqlens_q[1] = 2, but q has 3 tokens");
+  refuse({2, 1, 64}, {2, 1, 64}, {2, 1, 64}, TensorType::kF32,
+         "tensor \"cu_seqlens_q\" is F32, expected I32");
+}
+
+TEST_F(AttendTest, ATruncatedFileIsRefused) {
+  const Case c;
+  ASSERT_TRUE(testing::IsOk(c.Write(Path("case.safetensors"))));
+  const std::string whole = ReadAll(Path("case.safetensors"));
+  const std::string cut =
+      Write("cut.safetensors", whole.substr(0, whole.size() - 1));
+  ExpectRefusal("attend " + cut + " --out " + Path("out"), 1,
+                cut + ": truncated: the header promises ");
+  const std::string header = Write("head.safetensors", whole.substr(0, 20));
+  ExpectRefusal("attend " + header + " --out " + Path("out"), 1,
+                header + ": truncated: the header is ");
+}
+
+TEST_F(AttendTest, ARandomBatchIsVerifiedAndReported) {
+  const Outcome outcome =
+      Varlane("attend --random 3x1@70,1x20@90,1x5@2 --verify 1 --json -");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["case"]["total_q"], 28);
+  EXPECT_EQ(json["case"]["total_kv"], 302);
+  EXPECT_EQ(json["verification"]["rows"], 28 * 16);
+  EXPECT_EQ(json["verification"]["failed_rows"], 0);
+  EXPECT_GT(json["verification"]["worst_error_over_bound"], 0.0);
+  EXPECT_EQ(json["launch"]["kv_bytes"].get<int64_t>() % (4 * 256), 0);
+}
+
+// --- the other commands ------------------------------------------------------
+
+TEST_F(CliTest, InfoTellsWhatTheRuntimeUses) {
+  const Outcome outcome = Varlane("info --threads 2 --json " + Path("i.json"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* part : {"Topology", "page size", "kernel tables",
+                           "Memory limits", "VARLANE_THREADS"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part;
+  }
+  const Json json = Json::parse(ReadAll(Path("i.json")));
+  EXPECT_EQ(json["workers"].size(), 2u);
+  EXPECT_EQ(json["environment"].size(), 8u);
+  EXPECT_GT(json["memory"]["total_bytes"].get<int64_t>(), 0);
+}
+
+TEST_F(CliTest, PlanComparesAllPolicies) {
+  const Outcome outcome = Varlane(
+      "plan --layers 2 --kv-heads 2 --head-size 64 --policy fixed --kv-tokens "
+      "1000 --block-size 32 --json -");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["shape"]["token_bytes"], 2 * 2 * 2 * 64 * 2);
+  EXPECT_EQ(json["budget"]["policy"], "fixed");
+  EXPECT_GE(json["budget"]["tokens"].get<int64_t>(), 992);
+  EXPECT_EQ(json["policies"].size(), 4u);
+}
+
+constexpr const char* kSmallModel =
+    " --model Qwen3-0.6B --layers 1 --q-heads 4 --kv-heads 2 --head-size 32";
+
+TEST_F(CliTest, TheDemoTraceIsServedAndEveryRowVerified) {
+  const Outcome outcome = Varlane(
+      std::string("replay --demo --requests 12 --verify 1 --token-budget 128 "
+                  "--json ") +
+      Path("r.json") + kSmallModel);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");  // no progress bar where there is no terminal
+  EXPECT_NE(outcome.out.find("all right"), std::string::npos) << outcome.out;
+  const Json json = Json::parse(ReadAll(Path("r.json")));
+  EXPECT_EQ(json["steps"]["finished"], 12);
+  EXPECT_EQ(json["steps"]["generated_tokens"], json["setup"]["output_tokens"]);
+  EXPECT_EQ(json["verification"]["failed_rows"], 0);
+  // Every token that was fed, times four heads and one layer.
+  EXPECT_EQ(json["verification"]["rows"].get<int64_t>(),
+            4 * (json["steps"]["prefill_tokens"].get<int64_t>() +
+                 json["steps"]["decode_tokens"].get<int64_t>()));
+  EXPECT_GT(json["steps"]["mixed"].get<int64_t>(), 0);
+}
+
+// Eight requests start with two blocks each and would end with eight: a pool of
+// twenty must send some back.
+TEST_F(CliTest, AStarvedPoolPreemptsAndStillServesEverythingRight) {
+  std::string trace = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+  for (int i = 0; i < 8; ++i) trace += "2024-01-01 00:00:00,20,100\n";
+  trace += "2024-01-01 00:00:00,400,1\n";  // 26 blocks: can never run
+  const std::string path = Write("starved.csv", trace);
+  const Outcome outcome = Varlane(
+      "replay " + path + " --verify 0.2 --kv-blocks 20 --json -" + kSmallModel);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_GT(json["steps"]["preemptions"].get<int64_t>(), 0);
+  EXPECT_GT(json["steps"]["recomputed_tokens"].get<int64_t>(), 0);
+  EXPECT_EQ(json["steps"]["finished"], 8);
+  EXPECT_EQ(json["steps"]["never_fit"], 1);
+  EXPECT_EQ(json["steps"]["generated_tokens"], 800);
+  EXPECT_EQ(json["verification"]["failed_rows"], 0);
+  EXPECT_GT(json["verification"]["rows"].get<int64_t>(), 0);
+}
+
+TEST_F(CliTest, WrittenTracesReplayInBothFormatsAndLoops) {
+  for (const std::string format : {"azure", "mooncake"}) {
+    const std::string path = Path(format);
+    ASSERT_EQ(Varlane("trace --requests 6 --rate 50 --input-median 600 --seed "
+                      "3 --format " +
+                      format + " --out " + path)
+                  .exit_code,
+              0);
+    for (const std::string loop : {"--rate 2", "--concurrency 2"}) {
+      const Outcome outcome =
+          Varlane("replay " + path + " --scale-lengths 1/16 --verify 0.3 " +
+                  loop + kSmallModel + " --json -");
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+      const Json json = Json::parse(outcome.out);
+      EXPECT_EQ(json["steps"]["finished"], 6) << format << loop;
+      EXPECT_EQ(json["setup"]["loop"], loop == "--rate 2" ? "open" : "closed");
+      EXPECT_GT(json["verification"]["rows"].get<int64_t>(), 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace varlane::tools
