@@ -38,6 +38,9 @@ Status ValidateShape(const AttentionShape& shape, const KvLayout& layout) {
                       ", the limit is ", kMaxGroup);
   VARLANE_REQUIRE_ARG(std::isfinite(shape.scale), "scale = ", shape.scale,
                       ", must be finite");
+  VARLANE_REQUIRE_ARG(std::isfinite(shape.softcap) && shape.softcap >= 0,
+                      "softcap = ", shape.softcap,
+                      ", must be finite and not negative");
   return {};
 }
 
@@ -62,8 +65,55 @@ Status ValidateLengths(const Batch& batch) {
   return {};
 }
 
-Status ValidateTables(const Batch& batch, const KvLayout& layout,
-                      int64_t num_blocks, Impl* plan) {
+Status ValidateMask(const std::string& name, const SequenceMask& mask) {
+  VARLANE_REQUIRE_ARG(mask.window_left >= -1, name,
+                      ".window_left = ", mask.window_left,
+                      ", must be -1 (all) or more");
+  VARLANE_REQUIRE_ARG(mask.window_right >= -1, name,
+                      ".window_right = ", mask.window_right,
+                      ", must be -1 (all) or more");
+  VARLANE_REQUIRE_ARG(!mask.causal || mask.window_right <= 0, name,
+                      ".window_right = ", mask.window_right,
+                      ", but the sequence is causal");
+  VARLANE_REQUIRE_ARG(mask.prefix_len >= 0, name,
+                      ".prefix_len = ", mask.prefix_len,
+                      ", must not be negative");
+  return {};
+}
+
+Status ValidateMasks(const Batch& batch, const AttentionShape& shape) {
+  VARLANE_RETURN_IF_ERROR(ValidateMask("mask", shape.mask));
+  if (batch.masks.empty()) return {};
+  VARLANE_REQUIRE_ARG(std::cmp_equal(batch.masks.size(), batch.num_seqs()),
+                      "masks has ", batch.masks.size(),
+                      " entries, but seq_lens has ", batch.num_seqs());
+  for (size_t i = 0; i < batch.masks.size(); ++i) {
+    if (batch.masks[i] == SequenceMask{}) continue;
+    VARLANE_RETURN_IF_ERROR(
+        ValidateMask(StrCat("masks[", i, "]"), batch.masks[i]));
+  }
+  return {};
+}
+
+RowMask MakeRowMask(const SequenceMask& mask, int64_t q_len, int64_t seq_len) {
+  RowMask row;
+  row.first_position = seq_len - q_len;
+  row.context = seq_len;
+  row.left = mask.window_left < 0 ? RowMask::kAll : mask.window_left;
+  row.right = mask.causal             ? 0
+              : mask.window_right < 0 ? RowMask::kAll
+                                      : mask.window_right;
+  row.prefix = mask.prefix_len;
+  return row;
+}
+
+const SequenceMask& MaskOf(const Batch& batch, const AttentionShape& shape,
+                           size_t seq) {
+  return batch.masks.empty() ? shape.mask : batch.masks[seq];
+}
+
+Status ValidateTables(const Batch& batch, const AttentionShape& shape,
+                      const KvLayout& layout, int64_t num_blocks, Impl* plan) {
   const int64_t n = batch.num_seqs();
   const int64_t stride = batch.block_table_stride;
   VARLANE_REQUIRE_ARG(stride >= 0, "block_table_stride = ", stride,
@@ -75,14 +125,22 @@ Status ValidateTables(const Batch& batch, const KvLayout& layout,
       " sequences x block_table_stride = ", stride, " need more");
   int64_t largest = -1;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t used = DivCeil<int64_t>(
-        batch.seq_lens[static_cast<size_t>(i)], layout.block_size);
+    const auto at = static_cast<size_t>(i);
+    const int64_t used =
+        DivCeil<int64_t>(batch.seq_lens[at], layout.block_size);
     VARLANE_REQUIRE_ARG(used <= stride, "seq_lens[", i,
-                        "] = ", batch.seq_lens[static_cast<size_t>(i)],
-                        " needs ", used, " blocks of ", layout.block_size,
+                        "] = ", batch.seq_lens[at], " needs ", used,
+                        " blocks of ", layout.block_size,
                         ", but block_table_stride = ", stride);
+    const int64_t q_len = batch.cu_seqlens_q[at + 1] - batch.cu_seqlens_q[at];
+    if (q_len == 0) continue;
+    const RowMask mask =
+        MakeRowMask(MaskOf(batch, shape, at), q_len, batch.seq_lens[at]);
+    const int64_t first = mask.low(0) / layout.block_size;
+    const int64_t end =
+        DivCeil<int64_t>(mask.high(q_len - 1), layout.block_size);
     const int32_t* table = batch.block_tables.data() + i * stride;
-    for (int64_t b = 0; b < used; ++b) {
+    for (int64_t b = first; b < end; ++b) {
       VARLANE_REQUIRE_ARG(table[b] >= 0 && table[b] < num_blocks,
                           "block_tables[", i, "][", b, "] = ", table[b],
                           ", but the pool has ", num_blocks, " blocks");
@@ -93,29 +151,27 @@ Status ValidateTables(const Batch& batch, const KvLayout& layout,
   return {};
 }
 
-// Keys that the last query token of a sequence's block sees, clipped to what
-// there is: the block's cost and its number of partitions.
-int64_t BlockLimit(const Impl& plan, int64_t seq, int64_t block_in_seq) {
+int64_t QueryLength(const Impl& plan, int64_t seq) {
   const auto at = static_cast<size_t>(seq);
-  const int64_t q_len = plan.cu_seqlens_q[at + 1] - plan.cu_seqlens_q[at];
-  const int64_t seq_len = plan.seq_lens[at];
-  if (!plan.causal) return seq_len;
-  const int64_t last = std::min(q_len, (block_in_seq + 1) * plan.block_q) - 1;
-  return std::max<int64_t>(0, seq_len - q_len + last + 1);
+  return plan.cu_seqlens_q[at + 1] - plan.cu_seqlens_q[at];
 }
 
-// Visible (row, key) pairs of one head of a sequence.
-int64_t VisiblePairs(const Impl& plan, int64_t q_len, int64_t seq_len) {
-  if (!plan.causal) return q_len * seq_len;
-  const int64_t rows = std::min(q_len, seq_len);  // earlier rows see nothing
-  return rows * (seq_len - rows) + rows * (rows + 1) / 2;
+// First query block of a sequence in the grid.
+int64_t FirstBlock(const Impl& plan, int64_t seq) {
+  return plan.cu_seqlens_q[static_cast<size_t>(seq)] / plan.block_q + seq;
+}
+
+// Visible (row, key) pairs of one head of the rows from `mask` on.
+int64_t VisiblePairs(const RowMask& mask, int64_t num_tokens) {
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < num_tokens; ++i) pairs += mask.high(i) - mask.low(i);
+  return pairs;
 }
 
 struct Work {
-  int64_t threadgroups = 0;  // with rows
-  int64_t total = 0;         // key tokens visited, weighted by query tokens
+  int64_t total = 0;  // key tokens visited, weighted by query tokens
   int64_t largest = 0;
-  int64_t longest_context = 0;
+  int64_t most_partitions = 1;  // of one item
 };
 
 Work CountWork(Impl* plan) {
@@ -123,36 +179,38 @@ Work CountWork(Impl* plan) {
   plan->kv_bytes = 0;
   plan->flops = 0;
   const KvLayout& layout = plan->layout;
+  const int64_t head_sizes = layout.head_size + layout.v_head_size;
   for (int64_t i = 0; i < plan->num_seqs; ++i) {
-    const auto at = static_cast<size_t>(i);
-    const int64_t q_len = plan->cu_seqlens_q[at + 1] - plan->cu_seqlens_q[at];
+    const int64_t q_len = QueryLength(*plan, i);
     if (q_len == 0) continue;
-    const int64_t seq_len = plan->seq_lens[at];
-    work.longest_context = std::max(work.longest_context, seq_len);
+    const int64_t first = FirstBlock(*plan, i);
     const int64_t blocks = DivCeil<int64_t>(q_len, plan->block_q);
+    int64_t low = 0;
+    int64_t high = 0;
     for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t tokens =
-          std::min<int64_t>(plan->block_q, q_len - b * plan->block_q);
+      const Impl::Item item = plan->Locate(i, first + b);
+      const int64_t item_low = item.mask.low(0);
+      high = item.mask.high(item.num_tokens - 1);
+      if (b == 0) low = item_low;
       // One token costs a whole pass over memory; more come almost free until
       // arithmetic binds, hence the constant.
-      const int64_t cost = (BlockLimit(*plan, i, b) + 1) * (tokens + 2);
+      const int64_t cost = (high - item_low + 1) * (item.num_tokens + 2);
       work.total += cost;
       work.largest = std::max(work.largest, cost);
+      work.most_partitions =
+          std::max(work.most_partitions, item.num_partitions());
+      plan->flops += 2 * head_sizes * plan->num_q_heads *
+                     VisiblePairs(item.mask, item.num_tokens);
     }
-    work.threadgroups += blocks;
-    const int64_t head_sizes = layout.head_size + layout.v_head_size;
-    plan->kv_bytes += seq_len * layout.num_kv_heads * head_sizes *
+    plan->kv_bytes += (high - low) * layout.num_kv_heads * head_sizes *
                       static_cast<int64_t>(SizeOf(layout.dtype));
-    plan->flops += 2 * head_sizes * plan->num_q_heads *
-                   VisiblePairs(*plan, q_len, seq_len);
   }
   work.total *= layout.num_kv_heads;
-  work.threadgroups *= layout.num_kv_heads;
   return work;
 }
 
 bool ChooseSpread(PartitionMode mode, const Work& work, int num_workers) {
-  if (work.longest_context <= kPartition) return false;
+  if (work.most_partitions <= 1) return false;
   switch (mode) {
     case PartitionMode::kSpread:
       return true;
@@ -168,11 +226,9 @@ bool ChooseSpread(PartitionMode mode, const Work& work, int num_workers) {
 void MakeOwnerMap(Impl* plan) {
   plan->owner_map.assign(static_cast<size_t>(plan->num_query_blocks), -1);
   for (int64_t i = 0; i < plan->num_seqs; ++i) {
-    const auto at = static_cast<size_t>(i);
-    const int64_t q_len = plan->cu_seqlens_q[at + 1] - plan->cu_seqlens_q[at];
-    const int64_t first = plan->cu_seqlens_q[at] / plan->block_q + i;
-    const int64_t blocks = DivCeil<int64_t>(q_len, plan->block_q);
-    std::fill_n(plan->owner_map.begin() + first, blocks,
+    const int64_t blocks =
+        DivCeil<int64_t>(QueryLength(*plan, i), plan->block_q);
+    std::fill_n(plan->owner_map.begin() + FirstBlock(*plan, i), blocks,
                 static_cast<int32_t>(i));
   }
 }
@@ -181,8 +237,13 @@ void SizeSpread(Impl* plan) {
   plan->partial_base.assign(static_cast<size_t>(plan->num_seqs + 1), 0);
   for (int64_t i = 0; i < plan->num_seqs; ++i) {
     const auto at = static_cast<size_t>(i);
-    const int64_t q_len = plan->cu_seqlens_q[at + 1] - plan->cu_seqlens_q[at];
-    const int64_t partitions = DivCeil<int64_t>(plan->seq_lens[at], kPartition);
+    const int64_t q_len = QueryLength(*plan, i);
+    const int64_t blocks = DivCeil<int64_t>(q_len, plan->block_q);
+    int64_t partitions = 1;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const Impl::Item item = plan->Locate(i, FirstBlock(*plan, i) + b);
+      partitions = std::max(partitions, item.num_partitions());
+    }
     // A single partition is written straight to the output.
     const int64_t records =
         partitions > 1 ? partitions * q_len * plan->group : 0;
@@ -216,12 +277,17 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
 
   plan->num_q_heads = shape.num_q_heads;
   plan->group = shape.num_q_heads / plan->layout.num_kv_heads;
-  plan->causal = shape.causal;
+  plan->masks.clear();
+  for (int64_t i = 0; i < plan->num_seqs; ++i) {
+    plan->masks.push_back(MaskOf(batch, shape, static_cast<size_t>(i)));
+  }
   const double scale = shape.scale == 0
                            ? 1.0 / std::sqrt(double(plan->layout.head_size))
                            : shape.scale;
   constexpr double kLog2E = 1.44269504088896340736;
-  plan->scale_log2 = static_cast<float>(std::abs(scale) * kLog2E);
+  plan->softcap = static_cast<float>(shape.softcap);
+  plan->scale_log2 =
+      static_cast<float>(std::abs(scale) * (plan->softcap == 0 ? kLog2E : 1.0));
   plan->negate_q = scale < 0;
   plan->owner = options.owner;
 
@@ -231,8 +297,7 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
   plan->num_query_blocks = plan->total_q / plan->block_q + plan->num_seqs;
   const Work work = CountWork(plan);
   plan->spread = ChooseSpread(options.partitions, work, num_workers);
-  plan->num_partitions =
-      plan->spread ? DivCeil<int64_t>(work.longest_context, kPartition) : 1;
+  plan->num_partitions = plan->spread ? work.most_partitions : 1;
   if (options.owner == OwnerPattern::kMap) MakeOwnerMap(plan);
   if (plan->spread) SizeSpread(plan);
   plan->counters.resize(static_cast<size_t>(num_workers));
@@ -240,6 +305,24 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
 }
 
 }  // namespace
+
+Impl::Item AttentionPlan::Impl::Locate(int64_t seq, int64_t block) const {
+  const auto at = static_cast<size_t>(seq);
+  Item item;
+  item.seq = seq;
+  item.q_len = QueryLength(*this, seq);
+  item.first_token = (block - FirstBlock(*this, seq)) * block_q;
+  item.num_tokens = std::min<int64_t>(block_q, item.q_len - item.first_token);
+  if (item.num_tokens <= 0) return item;
+  item.mask = MakeRowMask(masks[at], item.q_len, seq_lens[at]);
+  item.mask.first_position += item.first_token;
+  const int64_t low = item.mask.low(0);
+  const int64_t high = item.mask.high(item.num_tokens - 1);
+  item.partition_begin = low / kPartition;
+  item.partition_end =
+      std::max(item.partition_begin + 1, DivCeil<int64_t>(high, kPartition));
+  return item;
+}
 
 int64_t FindOwner(const int32_t* cu_seqlens_q, int64_t num_seqs, int block_q,
                   int64_t block) {
@@ -263,7 +346,9 @@ Status MakePlan(const Batch& batch, const AttentionShape& shape,
   plan->ready = false;
   VARLANE_RETURN_IF_ERROR(ValidateShape(shape, layout));
   VARLANE_RETURN_IF_ERROR(ValidateLengths(batch));
-  VARLANE_RETURN_IF_ERROR(ValidateTables(batch, layout, num_blocks, plan));
+  VARLANE_RETURN_IF_ERROR(ValidateMasks(batch, shape));
+  VARLANE_RETURN_IF_ERROR(
+      ValidateTables(batch, shape, layout, num_blocks, plan));
   plan->layout = layout;
   try {
     VARLANE_RETURN_IF_ERROR(FillPlan(batch, shape, options, num_workers, plan));

@@ -12,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernels/args.h"
 #include "varlane/attention.h"
 
 namespace varlane {
@@ -32,9 +33,9 @@ struct AttentionPlan::Impl {
   KvLayout layout;
   int num_q_heads = 0;
   int group = 1;
-  bool causal = true;
-  float scale_log2 = 1;  // |scale| x log2(e)
+  float scale_log2 = 1;  // |scale| x log2(e); just |scale| under a softcap
   bool negate_q = false;
+  float softcap = 0;
   OwnerPattern owner = OwnerPattern::kSearch;
   bool spread = false;
 
@@ -46,6 +47,7 @@ struct AttentionPlan::Impl {
   std::vector<int32_t> seq_lens;
   std::vector<int32_t> block_tables;
   int64_t block_table_stride = 0;
+  std::vector<SequenceMask> masks;  // [N]
 
   // The grid: heads x query blocks x partitions, partitions innermost.
   int block_q = 1;                 // query tokens of a block (BQ)
@@ -64,6 +66,22 @@ struct AttentionPlan::Impl {
   std::vector<WorkerCounters> counters;  // [workers]
   int64_t kv_bytes = 0;
   int64_t flops = 0;
+
+  // A threadgroup's work: query tokens [first_token, first_token + num_tokens)
+  // of one sequence, and the context partitions that any of them sees.
+  struct Item {
+    int64_t seq = 0;
+    int64_t q_len = 0;
+    int64_t first_token = 0;  // within the sequence's query tokens
+    int64_t num_tokens = 0;   // <= 0: past the sequence's rows
+    RowMask mask;             // of first_token on
+    int64_t partition_begin = 0;
+    int64_t partition_end = 1;  // never empty: a row that sees nothing is
+                                // still written
+    int64_t num_partitions() const { return partition_end - partition_begin; }
+  };
+  // Query block `block` (of the grid) of sequence `seq`.
+  Item Locate(int64_t seq, int64_t block) const;
 
   int64_t num_threadgroups() const {
     return layout.num_kv_heads * num_query_blocks * num_partitions;

@@ -58,33 +58,24 @@ class Launch {
       ++count.surplus;
       return;
     }
-    const Item item = Locate(seq, head, block);
-    if (item.num_tokens <= 0 || partition >= item.num_partitions) {
+    const Item item = plan_.Locate(seq, block);
+    if (item.num_tokens <= 0 || partition >= item.num_partitions()) {
       ++count.surplus;
       return;
     }
-    if (plan_.spread && item.num_partitions > 1) {
-      RunPartition(tg, item, partition, count);
+    if (plan_.spread && item.num_partitions() > 1) {
+      RunPartition(tg, item, head, block, partition, count);
     } else {
-      AttendArgs args = Args(tg, item);
-      args.partition_end = item.num_partitions;
-      Finish(item, &args);
+      AttendArgs args = Args(tg, item, head);
+      args.partition_begin = item.partition_begin;
+      args.partition_end = item.partition_end;
+      Finish(item, head, &args);
       Attend(args);
     }
   }
 
  private:
-  // A threadgroup's work: `num_tokens` query tokens of one sequence and head.
-  struct Item {
-    int64_t seq;
-    int head;
-    int64_t block;  // in the grid
-    int64_t q_len;
-    int64_t first_token;  // within the sequence's query tokens
-    int64_t num_tokens;   // <= 0: past the sequence's rows
-    int64_t first_limit;  // keys the first token sees; may be negative
-    int64_t num_partitions;
-  };
+  using Item = Impl::Item;
 
   int64_t Owner(int64_t block, WorkerCounters& count) const {
     if (plan_.owner == OwnerPattern::kMap) {
@@ -96,32 +87,10 @@ class Launch {
                      block);
   }
 
-  Item Locate(int64_t seq, int head, int64_t block) const {
-    const int32_t* cu = plan_.cu_seqlens_q.data() + seq;
-    Item item;
-    item.seq = seq;
-    item.head = head;
-    item.block = block;
-    item.q_len = cu[1] - cu[0];
-    item.first_token = (block - (cu[0] / plan_.block_q + seq)) * plan_.block_q;
-    item.num_tokens =
-        std::min<int64_t>(plan_.block_q, item.q_len - item.first_token);
-    const int64_t seq_len = plan_.seq_lens[static_cast<size_t>(seq)];
-    int64_t last_limit = seq_len;
-    item.first_limit = seq_len;
-    if (plan_.causal) {
-      item.first_limit = seq_len - item.q_len + item.first_token + 1;
-      last_limit = item.first_limit + item.num_tokens - 1;
-    }
-    item.num_partitions = std::max<int64_t>(
-        1, DivCeil<int64_t>(std::max<int64_t>(last_limit, 0), kPartition));
-    return item;
-  }
-
-  AttendArgs Args(const Threadgroup& tg, const Item& item) const {
+  AttendArgs Args(const Threadgroup& tg, const Item& item, int head) const {
     const KvLayout& layout = plan_.layout;
     const int64_t token = TokenOf(item);
-    const int64_t q_head = int64_t{item.head} * plan_.group;
+    const int64_t q_head = int64_t{head} * plan_.group;
     AttendArgs args;
     args.q = static_cast<const std::byte*>(tensors_.q.data) +
              (token * q_.token + q_head * q_.head) *
@@ -135,15 +104,18 @@ class Launch {
     args.v_head_size = layout.v_head_size;
     args.scale_log2 = plan_.scale_log2;
     args.negate_q = plan_.negate_q;
-    args.kv.k = kv_.k(0, layer_, item.head);
-    args.kv.v = kv_.v(0, layer_, item.head);
+    args.kv.k = kv_.k(0, layer_, head);
+    args.kv.v = kv_.v(0, layer_, head);
     args.kv.block_bytes = layout.block_bytes();
     args.kv.block_table =
         plan_.block_tables.data() + item.seq * plan_.block_table_stride;
     args.kv.block_size_log2 =
         std::countr_zero(static_cast<unsigned>(layout.block_size));
-    args.first_limit = item.first_limit;
-    args.limit_step = plan_.causal ? 1 : 0;
+    args.mask = item.mask;
+    args.softcap = plan_.softcap;
+    if (tensors_.alibi_slopes != nullptr) {
+      args.alibi_slopes = tensors_.alibi_slopes + q_head;
+    }
     args.scratch = tg.scratch().data();
     return args;
   }
@@ -153,9 +125,9 @@ class Launch {
   }
 
   template <typename Args>
-  void Finish(const Item& item, Args* args) const {
+  void Finish(const Item& item, int head, Args* args) const {
     const int64_t token = TokenOf(item);
-    const int64_t q_head = int64_t{item.head} * plan_.group;
+    const int64_t q_head = int64_t{head} * plan_.group;
     args->out = static_cast<std::byte*>(tensors_.out.data) +
                 (token * out_.token + q_head * out_.head) *
                     static_cast<int64_t>(SizeOf(tensors_.out.dtype));
@@ -166,6 +138,7 @@ class Launch {
     args->lse = tensors_.lse == nullptr
                     ? nullptr
                     : tensors_.lse + token * plan_.num_q_heads + q_head;
+    args->sinks = tensors_.sinks == nullptr ? nullptr : tensors_.sinks + q_head;
   }
 
   // Few rows stream K/V once and fetch ahead; many re-read them from L2.
@@ -179,39 +152,40 @@ class Launch {
   }
 
   // One partition of a spread item; whoever arrives last merges. Nobody waits.
-  void RunPartition(const Threadgroup& tg, const Item& item, int64_t partition,
+  void RunPartition(const Threadgroup& tg, const Item& item, int head,
+                    int64_t block, int64_t partition,
                     WorkerCounters& count) const {
     const int64_t record = PartialFloats(plan_.layout.v_head_size_padded());
     const auto at = static_cast<size_t>(item.seq);
     const int64_t per_partition = item.q_len * plan_.group * record;
     float* base = plan_.partials.data() +
-                  (item.head * plan_.partial_base.back() +
-                   plan_.partial_base[at] + item.first_token * plan_.group) *
+                  (head * plan_.partial_base.back() + plan_.partial_base[at] +
+                   item.first_token * plan_.group) *
                       record;
-    AttendArgs args = Args(tg, item);
-    args.partition_begin = partition;
-    args.partition_end = partition + 1;
+    AttendArgs args = Args(tg, item, head);
+    args.partition_begin = item.partition_begin + partition;
+    args.partition_end = args.partition_begin + 1;
     args.partials = base + partition * per_partition;
     Attend(args);
     ++count.spread_partitions;
 
     std::atomic<int32_t>& arrived = plan_.arrived[static_cast<size_t>(
-        item.head * plan_.num_query_blocks + item.block)];
+        head * plan_.num_query_blocks + block)];
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 !=
-        item.num_partitions) {
+        item.num_partitions()) {
       return;
     }
     arrived.store(0, std::memory_order_relaxed);  // for the next layer
     ++count.merges;
     MergeArgs merge;
     merge.partials = base;
-    merge.num_partials = item.num_partitions;
+    merge.num_partials = item.num_partitions();
     merge.partial_stride = per_partition;
     merge.num_tokens = static_cast<int>(item.num_tokens);
     merge.group = plan_.group;
     merge.v_head_size = plan_.layout.v_head_size;
     merge.scratch = tg.scratch().data();
-    Finish(item, &merge);
+    Finish(item, head, &merge);
     kernels_.merge(merge);
   }
 

@@ -40,6 +40,32 @@ struct KvPages {
   int block_size_log2 = 4;
 };
 
+// Which keys the row of query token i sees: one interval, whose ends never fall
+// as i grows. Positions are absolute.
+struct RowMask {
+  int64_t first_position = 0;  // of token 0; negative where q_len > kv_len
+  int64_t context = 0;         // keys there are
+  int64_t left = 0;            // keys seen before the row's own position
+  int64_t right = 0;           // and after it
+  int64_t prefix = 0;          // keys seen by every row
+
+  // "All" of a side: beyond any context, far from overflow.
+  static constexpr int64_t kAll = int64_t{1} << 40;
+
+  constexpr int64_t high(int64_t token) const {
+    const int64_t own = first_position + token + 1 + right;
+    const int64_t seen = own > prefix ? own : prefix;
+    const int64_t cut = seen < context ? seen : context;
+    return cut > 0 ? cut : 0;
+  }
+  constexpr int64_t low(int64_t token) const {
+    const int64_t own = first_position + token - left;
+    const int64_t cut = own > 0 ? own : 0;
+    const int64_t end = high(token);
+    return cut < end ? cut : end;
+  }
+};
+
 // Rows of one threadgroup against one sequence's context.
 struct AttendArgs {
   // Query rows: q + token * q_token_stride + head * q_head_stride elements.
@@ -55,11 +81,12 @@ struct AttendArgs {
   bool negate_q = false;  // scale < 0
 
   KvPages kv;
-  // Token i sees keys [0, min(first_limit + i * limit_step, ...)): its own
-  // position + 1 when causal (limit_step 1), the context otherwise (0). May be
-  // negative, which sees nothing.
-  int64_t first_limit = 0;
-  int limit_step = 1;
+  RowMask mask;
+
+  // Score modifiers, applied in this order; null and 0 = none.
+  float softcap = 0;                    // natural units, as the scale
+  const float* alibi_slopes = nullptr;  // of head 0 of the group
+  const float* sinks = nullptr;         // of head 0 of the group
 
   // Partitions [begin, end) to walk.
   int64_t partition_begin = 0;
@@ -92,6 +119,7 @@ struct MergeArgs {
   int64_t out_head_stride = 0;
   float* lse = nullptr;
   int64_t lse_token_stride = 0;
+  const float* sinks = nullptr;  // of head 0 of the group; may be null
   std::byte* scratch = nullptr;  // 64-byte aligned, PartialFloats floats
 };
 

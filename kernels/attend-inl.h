@@ -76,27 +76,29 @@ size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
   return ws.Carve(nullptr, rows, head_size, v_head_size);
 }
 
-HWY_INLINE int64_t RowLimit(const AttendArgs& args, int row) {
-  return args.first_limit + int64_t{row / args.group} * args.limit_step;
+HWY_INLINE int64_t RowLow(const AttendArgs& args, int row) {
+  return args.mask.low(row / args.group);
+}
+HWY_INLINE int64_t RowHigh(const AttendArgs& args, int row) {
+  return args.mask.high(row / args.group);
 }
 
-// Addresses of the groups of the tile at `begin` that hold keys below `end`;
-// the others repeat the last one, so that a fetch of them is harmless.
+// Addresses of the 16-token groups of the tile at `begin` that hold keys of
+// [low, high); the others repeat a neighbour, so that their table entries are
+// never read and a fetch of them is harmless.
 template <class Ops>
 HWY_INLINE TilePages FindPages(const AttendArgs& args, int64_t begin,
-                               int64_t end) {
+                               int64_t low, int64_t high) {
   constexpr int64_t kElem = sizeof(typename Ops::Cache);
   const KvPages& kv = args.kv;
   const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
   const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  const int64_t first = low / kGroupTokens * kGroupTokens;
+  const int64_t last = (high - 1) / kGroupTokens * kGroupTokens;
   TilePages pages;
   for (int g = 0; g < kGroups; ++g) {
-    const int64_t token = begin + g * kGroupTokens;
-    if (g > 0 && token >= end) {
-      pages.k[g] = pages.k[g - 1];
-      pages.v[g] = pages.v[g - 1];
-      continue;
-    }
+    const int64_t token =
+        HWY_MIN(HWY_MAX(begin + g * kGroupTokens, first), last);
     const int64_t block = kv.block_table[token >> kv.block_size_log2];
     const int64_t base = block * kv.block_bytes;
     const int64_t within = token & mask;
@@ -141,16 +143,16 @@ struct Micro {
   }
 };
 
-// Scores of R rows for the first `visible` keys of the tile.
+// Scores of R rows for the vectors of keys that hold [begin, end) of the tile.
 template <class Ops, int R, bool kFetch>
 HWY_INLINE void Scores(const typename Ops::Operand* q, const TilePages& pages,
-                       size_t stride, size_t steps, int visible, float* scores,
-                       const Prefetch& fetch) {
+                       size_t stride, size_t steps, int begin, int end,
+                       float* scores, const Prefetch& fetch) {
   constexpr int kVecBytes =
       static_cast<int>(kN) * Ops::kPack * int{sizeof(typename Ops::Cache)};
   constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
-  const int vecs = (visible + static_cast<int>(kN) - 1) / static_cast<int>(kN);
-  for (int v = 0; v < vecs; v += kMaxVecs) {
+  const int vecs = (end + static_cast<int>(kN) - 1) / static_cast<int>(kN);
+  for (int v = begin / static_cast<int>(kN); v < vecs; v += kMaxVecs) {
     const int width = HWY_MIN(kMaxVecs, vecs - v);
     const std::byte* k[kMaxVecs];
     for (int i = 0; i < width; ++i) {
@@ -197,60 +199,133 @@ struct TileContext {
   Prefetch fetch_keys;    // while values are added
 };
 
+// Keys [begin, end) of a tile that one row sees; empty where end == begin.
+struct Span {
+  int begin;
+  int end;
+};
+
+HWY_INLINE Span RowSpan(const AttendArgs& args, int row, int64_t tile_begin) {
+  const int64_t low = RowLow(args, row) - tile_begin;
+  const int64_t high = RowHigh(args, row) - tile_begin;
+  const int64_t end = HWY_MIN(high, int64_t{kKeyTile});
+  const int64_t begin = HWY_MAX(low, int64_t{0});
+  if (begin >= end) return {0, 0};
+  return {static_cast<int>(begin), static_cast<int>(end)};
+}
+
+// A row's own values outside what its group does together: whole steps
+// [begin, end), and the half steps at the ends of its span.
+template <class Ops>
+HWY_INLINE void OwnValues(const TilePages& pages,
+                          const typename Ops::Operand* p, int begin, int end,
+                          bool odd_before, bool even_after, float* acc,
+                          int acc_floats) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;
+  const size_t stride = static_cast<size_t>(acc_floats) * Ops::kPack *
+                        sizeof(typename Ops::Cache);
+  const auto lane = [&](int step) HWY_ATTR {
+    return pages.v[step / kSteps] + static_cast<size_t>(step % kSteps) * stride;
+  };
+  const int vecs = acc_floats / static_cast<int>(kN);
+  if constexpr (Ops::kPack == 2) {
+    if (odd_before) {
+      ValueHalfStep<Ops, false>(p + begin - 1, lane(begin - 1), vecs, acc);
+    }
+  }
+  if (begin < end) {
+    Values<Ops, 1, false>(p, pages, begin, end, acc, acc_floats, {});
+  }
+  if constexpr (Ops::kPack == 2) {
+    if (even_after) ValueHalfStep<Ops, true>(p + end, lane(end), vecs, acc);
+  }
+}
+
+// acc += p v of R rows with spans that may differ: what all see goes through
+// the register tile, the ends row by row. Each row keeps its token order.
+template <class Ops, int R, bool kFetch>
+HWY_NOINLINE void RaggedValues(const TileContext<Ops>& tile, const Span* spans,
+                               float* acc) {
+  const Workspace<Ops>& ws = *tile.ws;
+  constexpr int kPack = Ops::kPack;
+  constexpr int kRowSteps = kKeyTile / kPack;
+  int common_begin = 0;
+  int common_end = kRowSteps;
+  for (int r = 0; r < R; ++r) {
+    common_begin = HWY_MAX(common_begin, (spans[r].begin + kPack - 1) / kPack);
+    common_end = HWY_MIN(common_end, spans[r].end / kPack);
+  }
+  const bool common = common_begin < common_end;
+  for (int r = 0; r < R; ++r) {
+    const int whole_begin = (spans[r].begin + kPack - 1) / kPack;
+    const int whole_end = spans[r].end / kPack;
+    OwnValues<Ops>(*tile.pages, ws.p + r * kRowSteps, whole_begin,
+                   common ? common_begin : whole_end,
+                   spans[r].begin % kPack != 0,
+                   !common && spans[r].end % kPack != 0,
+                   acc + r * ws.acc_floats, ws.acc_floats);
+  }
+  if (!common) return;
+  Values<Ops, R, kFetch>(ws.p, *tile.pages, common_begin, common_end, acc,
+                         ws.acc_floats, tile.fetch_keys);
+  for (int r = 0; r < R; ++r) {
+    OwnValues<Ops>(*tile.pages, ws.p + r * kRowSteps, common_end,
+                   spans[r].end / kPack, false, spans[r].end % kPack != 0,
+                   acc + r * ws.acc_floats, ws.acc_floats);
+  }
+}
+
 // One register group of R rows over one key tile. `row` is its first row in the
 // threadgroup, `local` in the chunk.
 template <class Ops, int R, bool kFetch>
 HWY_NOINLINE void PassTile(const TileContext<Ops>& tile, int row, int local) {
   const AttendArgs& args = *tile.args;
   const Workspace<Ops>& ws = *tile.ws;
-  int visible[R];
+  Span spans[R];
+  int begin = kKeyTile;
+  int end = 0;
+  bool interior = true;
   for (int r = 0; r < R; ++r) {
-    const int64_t left = RowLimit(args, row + r) - tile.tile_begin;
-    visible[r] =
-        static_cast<int>(HWY_MAX(int64_t{0}, HWY_MIN(left, int64_t{kKeyTile})));
+    spans[r] = RowSpan(args, row + r, tile.tile_begin);
+    if (spans[r].end == 0) {
+      interior = false;
+      continue;
+    }
+    begin = HWY_MIN(begin, spans[r].begin);
+    end = HWY_MAX(end, spans[r].end);
+    interior = interior && spans[r].end - spans[r].begin == kKeyTile;
   }
-  if (visible[R - 1] == 0) return;  // limits never fall with the row
+  if (end == 0) return;
 
   const auto steps = static_cast<size_t>(ws.steps);
   Scores<Ops, R, kFetch>(ws.q + static_cast<size_t>(row) * steps, *tile.pages,
-                         tile.key_stride, steps, visible[R - 1], ws.scores,
+                         tile.key_stride, steps, begin, end, ws.scores,
                          tile.fetch_values);
   constexpr int kRowSteps = kKeyTile / Ops::kPack;
-  int common = kRowSteps;
+  const bool modified = args.softcap != 0 || args.alibi_slopes != nullptr;
   for (int r = 0; r < R; ++r) {
-    if (visible[r] > 0 &&
-        !SoftmaxRow<Ops>(ws.scores + r * kKeyTile, visible[r], args.scale_log2,
-                         ws.rows[local + r], ws.lanes + (local + r) * kLanes,
+    if (spans[r].end == 0) continue;
+    float* scores = ws.scores + r * kKeyTile;
+    if (HWY_UNLIKELY(modified)) {
+      ModifyScores(args, (row + r) % args.group,
+                   args.mask.first_position + (row + r) / args.group,
+                   tile.tile_begin, scores);
+    }
+    if (!SoftmaxRow<Ops>(scores, spans[r].begin, spans[r].end,
+                         modified ? 1.0f : args.scale_log2, ws.rows[local + r],
+                         ws.lanes + (local + r) * kLanes,
                          ws.acc + (local + r) * ws.acc_floats, ws.acc_floats,
                          ws.p + r * kRowSteps)) {
-      visible[r] = 0;
+      spans[r] = {0, 0};
+      interior = false;
     }
-    common = HWY_MIN(common, visible[r] / Ops::kPack);
   }
-
   float* acc = ws.acc + local * ws.acc_floats;
-  if (common > 0) {
-    Values<Ops, R, kFetch>(ws.p, *tile.pages, 0, common, acc, ws.acc_floats,
+  if (HWY_LIKELY(interior)) {
+    Values<Ops, R, kFetch>(ws.p, *tile.pages, 0, kRowSteps, acc, ws.acc_floats,
                            tile.fetch_keys);
-  }
-  for (int r = 0; r < R; ++r) {
-    const int whole = visible[r] / Ops::kPack;
-    if (whole > common) {
-      Values<Ops, 1, false>(ws.p + r * kRowSteps, *tile.pages, common, whole,
-                            acc + r * ws.acc_floats, ws.acc_floats, {});
-    }
-    if constexpr (Ops::kPack == 2) {
-      if (visible[r] % 2 != 0) {
-        constexpr int kSteps = kGroupTokens / Ops::kPack;
-        const size_t stride = static_cast<size_t>(ws.acc_floats) * Ops::kPack *
-                              sizeof(typename Ops::Cache);
-        ValueHalfStep<Ops>(ws.p + r * kRowSteps + whole,
-                           tile.pages->v[whole / kSteps] +
-                               static_cast<size_t>(whole % kSteps) * stride,
-                           ws.acc_floats / static_cast<int>(kN),
-                           acc + r * ws.acc_floats);
-      }
-    }
+  } else {
+    RaggedValues<Ops, R, kFetch>(tile, spans, acc);
   }
 }
 
@@ -282,20 +357,22 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
     ResetRow(ws.rows[local], ws.lanes + local * kLanes,
              ws.acc + local * ws.acc_floats, ws.acc_floats);
   }
-  const int64_t begin = partition * kPartition;
-  const int64_t end = HWY_MIN(begin + kPartition, RowLimit(args, row_end - 1));
-  if (begin >= end) return;
+  const int64_t low = HWY_MAX(partition * kPartition, RowLow(args, row_begin));
+  const int64_t high =
+      HWY_MIN((partition + 1) * kPartition, RowHigh(args, row_end - 1));
+  if (low >= high) return;
 
   constexpr size_t kElem = sizeof(typename Ops::Cache);
   TileContext<Ops> tile;
   tile.args = &args;
   tile.ws = &ws;
   tile.key_stride = KeyStride<Ops>(args);
-  TilePages pages = FindPages<Ops>(args, begin, end);
-  for (int64_t t = begin; t < end; t += kKeyTile) {
+  const int64_t begin = low / kKeyTile * kKeyTile;
+  TilePages pages = FindPages<Ops>(args, begin, low, high);
+  for (int64_t t = begin; t < high; t += kKeyTile) {
     const int64_t next = t + kKeyTile;
     const TilePages next_pages =
-        next < end ? FindPages<Ops>(args, next, end) : pages;
+        next < high ? FindPages<Ops>(args, next, low, high) : pages;
     tile.pages = &pages;
     tile.tile_begin = t;
     if constexpr (kFetch) {
@@ -303,7 +380,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       tile.fetch_values.steps =
           static_cast<size_t>(ws.acc_floats) * kGroupTokens * kElem / 64;
       tile.fetch_keys.stride = tile.key_stride;
-      tile.fetch_keys.steps = next < end ? static_cast<size_t>(ws.steps) : 0;
+      tile.fetch_keys.steps = next < high ? static_cast<size_t>(ws.steps) : 0;
       for (int g = 0; g < kGroups; ++g) {
         tile.fetch_values.line[g] = pages.v[g];
         tile.fetch_keys.line[g] = next_pages.k[g];
@@ -334,10 +411,9 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
                 static_cast<size_t>(ws.acc_floats) * sizeof(float));
     return;
   }
-  const int64_t limit = RowLimit(args, row);
-  const int64_t last =
-      HWY_MIN(HWY_MAX((limit - 1) / kPartition, args.partition_begin),
-              args.partition_end - 1);
+  const int64_t last = HWY_MIN(
+      HWY_MAX((RowHigh(args, row) - 1) / kPartition, args.partition_begin),
+      args.partition_end - 1);
   if (partition > last) return;  // finished before
   State state = {max, sum, acc};
   if (partition != args.partition_begin || partition != last) {
@@ -354,10 +430,12 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
   float* lse = args.lse == nullptr
                    ? nullptr
                    : args.lse + token * args.lse_token_stride + head;
-  FinishRow(state, args.v_head_size, args.out_dtype,
-            RowAt(args.out, args.out_dtype,
-                  token * args.out_token_stride + head * args.out_head_stride),
-            lse);
+  FinishRow<Ops>(
+      state, args.sinks == nullptr ? nullptr : args.sinks + head,
+      args.v_head_size, args.out_dtype,
+      RowAt(args.out, args.out_dtype,
+            token * args.out_token_stride + head * args.out_head_stride),
+      lse);
 }
 
 template <class Ops, bool kFetch>
@@ -413,8 +491,9 @@ void MergePartials(const MergeArgs& args) {
     }
     const int64_t token = row / args.group;
     const int64_t head = row % args.group;
-    FinishRow(
-        state, args.v_head_size, args.out_dtype,
+    FinishRow<Ops>(
+        state, args.sinks == nullptr ? nullptr : args.sinks + head,
+        args.v_head_size, args.out_dtype,
         RowAt(args.out, args.out_dtype,
               token * args.out_token_stride + head * args.out_head_stride),
         args.lse == nullptr ? nullptr

@@ -15,7 +15,10 @@
 // After tile-inl.h:
 #include "kernels/rows-inl.h"
 // After rows-inl.h:
+#include "kernels/modify-inl.h"
+// After modify-inl.h:
 #include "kernels/attend-inl.h"
+// After attend-inl.h:
 #include "kernels/write-inl.h"
 
 namespace varlane {

@@ -130,6 +130,24 @@ HWY_NOINLINE void Rescale(float tile_max, float scale_log2, RowState& state,
   state.threshold = tile_max + kRescaleHeadroom / scale_log2;
 }
 
+// Scores [at, at + kN) where they lie in [begin, end), -inf elsewhere.
+HWY_INLINE V LoadMasked(const float* scores, int at, int begin, int end) {
+  const V minus_inf = Broadcast(kMinusInf);
+  const int first = begin - at;
+  const int last = end - at;
+  if (last <= 0 || first >= static_cast<int>(kN)) return minus_inf;
+  V s = LoadF(scores + at);
+  if (first > 0) {
+    const auto before = hn::FirstN(D(), static_cast<size_t>(first));
+    s = hn::IfThenElse(before, minus_inf, s);
+  }
+  if (last < static_cast<int>(kN)) {
+    const auto seen = hn::FirstN(D(), static_cast<size_t>(last));
+    s = hn::IfThenElse(seen, s, minus_inf);
+  }
+  return s;
+}
+
 // Turns the scores of one row and tile into weights p = 2^(s x scale - max) and
 // adds them to the row's lane sums. `visible` in [1, kKeyTile]: later scores
 // are masked. Returns false when every score so far is -inf: nothing to add
@@ -137,27 +155,19 @@ HWY_NOINLINE void Rescale(float tile_max, float scale_log2, RowState& state,
 //
 // The lanes of the sum are token mod 16 whatever the vector width.
 template <class Ops>
-HWY_INLINE bool SoftmaxRow(float* HWY_RESTRICT scores, int visible,
+HWY_INLINE bool SoftmaxRow(const float* HWY_RESTRICT scores, int begin, int end,
                            float scale_log2, RowState& state,
                            float* HWY_RESTRICT lanes, float* HWY_RESTRICT acc,
                            int acc_floats,
                            typename Ops::Operand* HWY_RESTRICT p) {
   V s[kTileVecs];
-  const V minus_inf = Broadcast(kMinusInf);
-  if (HWY_LIKELY(visible == kKeyTile)) {
+  if (HWY_LIKELY(end - begin == kKeyTile)) {
     HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
       s[v] = LoadF(scores + v * static_cast<int>(kN));
     }
   } else {
     for (int v = 0; v < kTileVecs; ++v) {
-      const int left = visible - v * static_cast<int>(kN);
-      if (left <= 0) {
-        s[v] = minus_inf;
-      } else {
-        const auto mask = hn::FirstN(D(), static_cast<size_t>(left));
-        s[v] = hn::IfThenElse(mask, LoadF(scores + v * static_cast<int>(kN)),
-                              minus_inf);
-      }
+      s[v] = LoadMasked(scores, v * static_cast<int>(kN), begin, end);
     }
   }
   V high = s[0];
@@ -239,9 +249,34 @@ HWY_INLINE void MergeState(State& into, float max, float sum,
   into.max = new_max;
 }
 
+// One more logit without a value: it counts in the sum only.
+template <class Ops>
+HWY_INLINE void AddSink(float sink, State& state, int acc_floats) {
+  constexpr float kLog2E = 1.44269504088896340736f;
+  const float max = sink * kLog2E;
+  if (state.max == kMinusInf) {
+    std::memset(state.acc, 0, static_cast<size_t>(acc_floats) * sizeof(float));
+    state.sum = 0;
+    state.max = max;
+  }
+  if (max > state.max) {
+    const V scale = Exp2<Ops::kExpDegree>(Broadcast(state.max - max));
+    for (int i = 0; i < acc_floats; i += static_cast<int>(kN)) {
+      StoreF(hn::Mul(LoadF(state.acc + i), scale), state.acc + i);
+    }
+    state.sum *= hn::GetLane(scale);
+    state.max = max;
+  }
+  state.sum += Exp2Scalar<Ops::kExpDegree>(max - state.max);
+}
+
 // out = acc / sum and the natural LSE. acc is overwritten.
-HWY_INLINE void FinishRow(const State& state, int v_head_size, DType out_dtype,
-                          void* out, float* lse) {
+template <class Ops>
+HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
+                          DType out_dtype, void* out, float* lse) {
+  if (sink != nullptr) {
+    AddSink<Ops>(*sink, state, (v_head_size + kLanes - 1) / kLanes * kLanes);
+  }
   if (state.max == kMinusInf) {  // saw nothing
     std::memset(out, 0, static_cast<size_t>(v_head_size) * SizeOf(out_dtype));
     if (lse != nullptr) *lse = kMinusInf;

@@ -125,16 +125,16 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   }
 }
 
-// The last step of a row with an odd number of visible tokens: the odd partner
-// is not the row's to see, and may be NaN, so its V is dropped, not multiplied
-// by zero.
-template <class Ops>
+// A step of which a row sees one token only, the even or the odd one: the
+// other's V may be NaN, so it is dropped, not multiplied by a zero weight.
+template <class Ops, bool kEven>
 HWY_NOINLINE void ValueHalfStep(const typename Ops::Operand* HWY_RESTRICT p,
                                 const std::byte* HWY_RESTRICT lane,
                                 int num_vecs, float* HWY_RESTRICT acc) {
   for (int i = 0; i < num_vecs; ++i) {
-    const auto raw = Ops::DropOdd(
-        Ops::Load(lane + i * kN * Ops::kPack * sizeof(typename Ops::Cache)));
+    const auto pair =
+        Ops::Load(lane + i * kN * Ops::kPack * sizeof(typename Ops::Cache));
+    const auto raw = kEven ? Ops::DropOdd(pair) : Ops::DropEven(pair);
     float* to = acc + i * static_cast<int>(kN);
     StoreF(Ops::MulAdd(LoadF(to), raw, *p), to);
   }

@@ -228,6 +228,9 @@ struct OpsBf16 {
   static HWY_INLINE Raw DropOdd(Raw raw) {
     return hn::And(raw, hn::Set(DU(), 0xffffu));
   }
+  static HWY_INLINE Raw DropEven(Raw raw) {
+    return hn::And(raw, hn::Set(DU(), 0xffff0000u));
+  }
   static HWY_INLINE V MulAdd(V acc, Raw raw, Operand x) {
     const auto pair = hn::Set(DU(), x);
     return V{_mm512_dpbf16_ps(acc.raw, reinterpret_cast<__m512bh>(raw.raw),
@@ -259,6 +262,7 @@ struct OpsBf16 {
             hn::BitCast(D(), hn::And(pair, hn::Set(DU(), 0xffff0000u)))};
   }
   static HWY_INLINE Raw DropOdd(Raw raw) { return {raw.even, Zero()}; }
+  static HWY_INLINE Raw DropEven(Raw raw) { return {Zero(), raw.odd}; }
   static HWY_INLINE V MulAdd(V acc, Raw raw, Operand x) {
     acc = Fma(raw.odd, Broadcast(x.odd), acc);
     return Fma(raw.even, Broadcast(x.even), acc);

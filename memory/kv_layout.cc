@@ -40,7 +40,7 @@ Status KvLayout::Validate() const {
           IsPowerOfTwo(block_size),
       "block_size = ", block_size, ", must be a power of two in [",
       kMinBlockSize, ", ", kMaxBlockSize, "]");
-  // The fields above bound it by 2^47 (4096 layers x 65536 heads x 2 x 256 x
+  // The fields above bound it by 2^48 (4096 layers x 65536 heads x 2 x 576 x
   // 256 x 4 bytes), so computing it cannot overflow.
   VARLANE_REQUIRE_ARG(
       block_bytes() < kMaxBlockBytes, "block_bytes = ", block_bytes(),

@@ -96,7 +96,10 @@ Status Launch(const AttentionCase& c, const AttendOptions& options,
               const Tables& tables, AttendResult* result) {
   const Batch batch{c.cu_seqlens_q, tables.seq_lens, tables.block_tables,
                     tables.stride};
-  const AttentionShape shape{c.q.heads, c.scale, c.causal};
+  AttentionShape shape;
+  shape.num_q_heads = c.q.heads;
+  shape.scale = c.scale;
+  shape.mask.causal = c.causal;
   AttentionPlan plan;
   VARLANE_TOOLS_TRY(
       attention.Plan(batch, shape, pool.view(), options.plan, &plan));

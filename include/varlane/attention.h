@@ -29,21 +29,41 @@
 
 namespace varlane {
 
+// Which keys a row at absolute position p of one sequence sees: [low, high)
+// with
+//   high = p + 1 where causal, else p + 1 + window_right (all where that is
+//   -1),
+//          but at least prefix_len, and at most seq_len
+//   low  = p - window_left (0 where that is -1)
+// A sliding window of W tokens, the row's own included, is window_left = W - 1.
+struct SequenceMask {
+  bool causal = true;
+  int32_t window_left = -1;   // tokens before the row; -1 = all
+  int32_t window_right = -1;  // tokens after it, where not causal; -1 = all
+  int32_t prefix_len = 0;     // prefix-LM: seen by every row
+
+  friend bool operator==(const SequenceMask&, const SequenceMask&) = default;
+};
+
 // One step's ragged batch. Borrowed during Plan only.
 struct Batch {
   std::span<const int32_t> cu_seqlens_q;  // [N+1], exclusive prefix sum
   std::span<const int32_t> seq_lens;      // [N], context incl. this step
   std::span<const int32_t> block_tables;  // [N, block_table_stride]
   int64_t block_table_stride = 0;         // entries a row
+  // [N], or empty: AttentionShape::mask for every sequence. Table entries of
+  // blocks that no row of the step sees are not read and may hold anything.
+  std::span<const SequenceMask> masks = {};
 
   int64_t num_seqs() const { return static_cast<int64_t>(seq_lens.size()); }
 };
 
 // The same for every layer of a plan.
 struct AttentionShape {
-  int num_q_heads = 0;  // any multiple of layout.num_kv_heads
-  double scale = 0;     // of q.k; 0 = 1/sqrt(head_size)
-  bool causal = true;   // false: a row sees all seq_len tokens
+  int num_q_heads = 0;     // any multiple of layout.num_kv_heads
+  double scale = 0;        // of q.k; 0 = 1/sqrt(head_size)
+  double softcap = 0;      // scores become cap x tanh(score / cap); 0 = none
+  SequenceMask mask = {};  // where Batch::masks is empty
 };
 
 enum class OwnerPattern : uint8_t {
@@ -80,6 +100,11 @@ struct AttentionTensors {
   MutableTensor out;     // [total_q, Hq, Dv]  f32, bf16 or f16
   float* lse = nullptr;  // [total_q, Hq] natural log; -inf for a row that sees
                          // nothing (its out is 0); null = not wanted
+  // Per query head [Hq] f32, or null. ALiBi adds slope x (key position - query
+  // position) to a score; a sink is one more logit, unscaled, without a value,
+  // that counts in the LSE.
+  const float* alibi_slopes = nullptr;
+  const float* sinks = nullptr;
 };
 
 // What a launch did. Counted, not estimated.

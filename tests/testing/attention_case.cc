@@ -233,7 +233,7 @@ Batch AttentionCase::batch() const {
 AttentionShape AttentionCase::shape() const {
   AttentionShape shape;
   shape.num_q_heads = spec_.q_heads;
-  shape.causal = spec_.causal;
+  shape.mask.causal = spec_.causal;
   shape.scale = spec_.scale;
   return shape;
 }
