@@ -4,6 +4,7 @@
 
 #include "tools/kv_synth.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <vector>
