@@ -11,6 +11,7 @@
 
 #include "tools/random.h"
 #include "tools/status_util.h"
+#include "tools/timestamp.h"
 
 namespace varlane::tools {
 namespace {
@@ -61,34 +62,12 @@ int64_t LogNormal(double median, double sigma, int64_t max,
       std::clamp(std::round(draw), 1.0, static_cast<double>(max)));
 }
 
-// Howard Hinnant's inverse of days from civil, for the years 1970 to 2200.
-struct Civil {
-  int64_t year, month, day;
-};
-Civil CivilFromDays(int64_t days) {
-  days += 719468;
-  const int64_t era = days / 146097;
-  const int64_t doe = days - era * 146097;
-  const int64_t yoe = (doe - doe / 1460 + doe / 36524 - doe / 146096) / 365;
-  const int64_t doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-  const int64_t shifted = (5 * doy + 2) / 153;
-  const int64_t month = shifted < 10 ? shifted + 3 : shifted - 9;
-  return {yoe + era * 400 + (month <= 2 ? 1 : 0), month,
-          doy - (153 * shifted + 2) / 5 + 1};
-}
-
 void WriteAzure(const Trace& trace, std::ostream& out) {
-  constexpr int64_t kDayOfStart = 19723;  // 2024-01-01
+  constexpr int64_t kStart = int64_t{19723} * 86400 * 1000000000;  // 2024
   out << "TIMESTAMP,ContextTokens,GeneratedTokens\r\n";
   for (const TraceRequest& request : trace.requests) {
-    const int64_t ticks = request.arrival_ns / 100;  // of 100 ns
-    const int64_t seconds = ticks / 10000000;
-    const Civil date = CivilFromDays(kDayOfStart + seconds / 86400);
-    const int64_t second = seconds % 86400;
-    out << fmt::format("{:04}-{:02}-{:02} {:02}:{:02}:{:02}.{:07},{},{}\r\n",
-                       date.year, date.month, date.day, second / 3600,
-                       second / 60 % 60, second % 60, ticks % 10000000,
-                       request.input_tokens, request.output_tokens);
+    out << FormatTimestamp(kStart + request.arrival_ns) << ','
+        << request.input_tokens << ',' << request.output_tokens << "\r\n";
   }
 }
 

@@ -13,6 +13,7 @@
 #include "tools/line_reader.h"
 #include "tools/parse.h"
 #include "tools/status_util.h"
+#include "tools/timestamp.h"
 
 namespace varlane::tools {
 namespace {
@@ -52,82 +53,6 @@ std::string Shown(std::string_view text) {
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
   }
   return text.size() > kMax ? shown + "..." : shown;
-}
-
-bool IsLeapYear(int64_t year) {
-  return (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-}
-
-// Days since 1970-01-01 of a date in the Gregorian calendar.
-// Source: Hinnant, chrono-compatible low-level date algorithms.
-int64_t DaysFromCivil(int64_t year, int64_t month, int64_t day) {
-  year -= month <= 2 ? 1 : 0;
-  const int64_t era = year / 400;
-  const int64_t year_of_era = year - era * 400;
-  const int64_t day_of_year =
-      (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-  const int64_t day_of_era =
-      year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
-  return era * 146097 + day_of_era - 719468;
-}
-
-// Takes `digits` decimal digits and the character after them, if one is wanted.
-std::optional<int64_t> TakeDigits(std::string_view* text, size_t digits,
-                                  char after) {
-  if (text->size() < digits) return std::nullopt;
-  int64_t value = 0;
-  for (size_t i = 0; i < digits; ++i) {
-    const char c = (*text)[i];
-    if (c < '0' || c > '9') return std::nullopt;
-    value = value * 10 + (c - '0');
-  }
-  text->remove_prefix(digits);
-  if (after == '\0') return value;
-  if (text->empty() || text->front() != after) return std::nullopt;
-  text->remove_prefix(1);
-  return value;
-}
-
-// ".6805900" as nanoseconds: up to nine digits, taken off `text`.
-std::optional<int64_t> TakeFraction(std::string_view* text) {
-  if (text->empty() || text->front() != '.') return 0;
-  text->remove_prefix(1);
-  int64_t value = 0;
-  int digits = 0;
-  for (; !text->empty() && text->front() >= '0' && text->front() <= '9';
-       ++digits) {
-    if (digits == 9) return std::nullopt;
-    value = value * 10 + (text->front() - '0');
-    text->remove_prefix(1);
-  }
-  if (digits == 0) return std::nullopt;
-  for (; digits < 9; ++digits) value *= 10;
-  return value;
-}
-
-// "2023-11-16 18:15:46.6805900", a "T" or a "+00:00" allowed: nanoseconds.
-std::optional<int64_t> ParseTimestampNs(std::string_view text) {
-  const auto year = TakeDigits(&text, 4, '-');
-  const auto month = TakeDigits(&text, 2, '-');
-  const bool has_t = text.size() > 2 && text[2] == 'T';
-  const auto day = TakeDigits(&text, 2, has_t ? 'T' : ' ');
-  const auto hour = TakeDigits(&text, 2, ':');
-  const auto minute = TakeDigits(&text, 2, ':');
-  const auto second = TakeDigits(&text, 2, '\0');
-  if (!year || !month || !day || !hour || !minute || !second) return {};
-  const auto fraction = TakeFraction(&text);
-  if (!fraction) return std::nullopt;
-  if (!text.empty() && text != "+00:00" && text != "Z") return std::nullopt;
-  static constexpr int kDays[] = {31, 28, 31, 30, 31, 30,
-                                  31, 31, 30, 31, 30, 31};
-  if (*year < 1970 || *year > 2200 || *month < 1 || *month > 12) return {};
-  const int64_t days =
-      kDays[*month - 1] + (*month == 2 && IsLeapYear(*year) ? 1 : 0);
-  if (*day < 1 || *day > days) return std::nullopt;
-  if (*hour > 23 || *minute > 59 || *second > 60) return std::nullopt;
-  const int64_t seconds = DaysFromCivil(*year, *month, *day) * 86400 +
-                          *hour * 3600 + *minute * 60 + *second;
-  return seconds * 1000000000 + *fraction;
 }
 
 // Seconds, perhaps with a fraction, as nanoseconds; up to 30 years.
