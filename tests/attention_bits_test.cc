@@ -28,23 +28,6 @@ CaseSpec Mixed(DType kv_dtype) {
   return spec;
 }
 
-// Rows of `sequence` of one run.
-Output Rows(const AttentionCase& c, const Output& output, int sequence,
-            int begin, int end) {
-  const CaseSpec& spec = c.spec();
-  const auto heads = static_cast<size_t>(spec.q_heads);
-  const auto dv = static_cast<size_t>(spec.v_size());
-  const auto first = static_cast<size_t>(c.FirstToken(sequence));
-  Output part;
-  part.lse.assign(
-      output.lse.begin() + std::ptrdiff_t((first + size_t(begin)) * heads),
-      output.lse.begin() + std::ptrdiff_t((first + size_t(end)) * heads));
-  part.out.assign(
-      output.out.begin() + std::ptrdiff_t((first + size_t(begin)) * heads * dv),
-      output.out.begin() + std::ptrdiff_t((first + size_t(end)) * heads * dv));
-  return part;
-}
-
 class BitsTest : public ::testing::TestWithParam<DType> {};
 
 TEST_P(BitsTest, ChunkedPrefillEqualsOneShot) {
@@ -63,7 +46,7 @@ TEST_P(BitsTest, ChunkedPrefillEqualsOneShot) {
       part.seqs = {{end - begin, end}};
       const AttentionCase c(part);
       ExpectSameBits(
-          c.Run(*engine.attention), Rows(whole, one_shot, 0, begin, end),
+          c.Run(*engine.attention), RowsOf(whole, one_shot, 0, begin, end),
           "chunk " + std::to_string(chunk) + " at " + std::to_string(begin));
       if (HasFailure()) return;
       if (chunk == 17 && begin > 200) begin += 30 * 17;  // a sample suffices
@@ -88,7 +71,7 @@ TEST_P(BitsTest, ARequestAloneEqualsTheSameRequestInACrowd) {
     };
     const AttentionCase c(alone, fill(0, 7), fill(1, 0), fill(2, 0));
     ExpectSameBits(c.Run(*engine.attention),
-                   Rows(crowd, together, s, 0, spec.seqs[size_t(s)].q_len),
+                   RowsOf(crowd, together, s, 0, spec.seqs[size_t(s)].q_len),
                    "sequence " + std::to_string(s));
     if (HasFailure()) return;
   }
@@ -105,18 +88,41 @@ TEST_P(BitsTest, ThreadsChangeNothing) {
   }
 }
 
+// All four, walked and spread; the counters prove which one ran.
 TEST_P(BitsTest, OwnerPatternsAreEqualAndCounted) {
   const AttentionCase c(Mixed(GetParam()));
   const Engine engine = MakeEngine(2);
-  const Output search =
-      c.Run(*engine.attention, {OwnerPattern::kSearch, PartitionMode::kAuto});
-  const Output map =
-      c.Run(*engine.attention, {OwnerPattern::kMap, PartitionMode::kAuto});
-  ExpectSameBits(search, map, "search against map");
-  EXPECT_EQ(search.report.owner_searches, search.report.threadgroups);
-  EXPECT_EQ(search.report.owner_lookups, 0);
-  EXPECT_EQ(map.report.owner_lookups, map.report.threadgroups);
-  EXPECT_EQ(map.report.owner_searches, 0);
+  for (const PartitionMode mode :
+       {PartitionMode::kWalk, PartitionMode::kSpread}) {
+    const Output search =
+        c.Run(*engine.attention, {OwnerPattern::kSearch, mode});
+    const int64_t work =
+        search.report.threadgroups - search.report.surplus_threadgroups;
+    for (const OwnerPattern owner :
+         {OwnerPattern::kSearch, OwnerPattern::kMap, OwnerPattern::kPlanned,
+          OwnerPattern::kPadded}) {
+      const Output now = c.Run(*engine.attention, {owner, mode});
+      const std::string what =
+          std::string(OwnerPatternName(owner)) + " " + PartitionModeName(mode);
+      ExpectSameBits(search, now, what);
+      const LaunchReport& r = now.report;
+      const auto all_if = [&](OwnerPattern pattern) {
+        return owner == pattern ? r.threadgroups : 0;
+      };
+      EXPECT_EQ(r.owner_searches, all_if(OwnerPattern::kSearch)) << what;
+      EXPECT_EQ(r.owner_lookups, all_if(OwnerPattern::kMap)) << what;
+      EXPECT_EQ(r.owner_planned, all_if(OwnerPattern::kPlanned)) << what;
+      EXPECT_EQ(r.owner_padded, all_if(OwnerPattern::kPadded)) << what;
+      EXPECT_EQ(r.threadgroups - r.surplus_threadgroups, work) << what;
+      EXPECT_EQ(r.spread_partitions, search.report.spread_partitions) << what;
+      EXPECT_EQ(r.merges, search.report.merges) << what;
+      if (owner == OwnerPattern::kPlanned) {
+        EXPECT_EQ(r.surplus_threadgroups, 0) << what;
+      } else {
+        EXPECT_GT(r.surplus_threadgroups, 0) << what;
+      }
+    }
+  }
 }
 
 TEST_P(BitsTest, SpreadAndWalkedPartitionsAreEqual) {
@@ -226,8 +232,8 @@ TEST_P(BitsTest, APoisonedFutureChangesNothing) {
     for (int s = 0; s < int(spec.seqs.size()); ++s) {
       const int end = first_poisoned[size_t(s)] < 0 ? spec.seqs[size_t(s)].q_len
                                                     : first_poisoned[size_t(s)];
-      ExpectSameBits(Rows(clean, expected, s, 0, end),
-                     Rows(c, poisoned, s, 0, end),
+      ExpectSameBits(RowsOf(clean, expected, s, 0, end),
+                     RowsOf(c, poisoned, s, 0, end),
                      "poison " + std::to_string(poison));
       if (HasFailure()) return;
     }

@@ -6,57 +6,17 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
-#include <cmath>
 #include <string>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/exact_means.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
 namespace {
 
-int SmallInteger(int seq, int pos, int head, int dim) {
-  return int(RandomValue(5, uint64_t(seq), uint64_t(pos), uint64_t(head),
-                         uint64_t(dim)) *
-             1000) &
-         7;
-}
-
-// out must be the correctly rounded mean of the visible values, exactly.
-void ExpectExactMeans(const AttentionCase& c, const Output& output) {
-  const CaseSpec& spec = c.spec();
-  for (int s = 0; s < int(spec.seqs.size()); ++s) {
-    for (int h = 0; h < spec.q_heads; ++h) {
-      for (int d = 0; d < spec.v_size(); ++d) {
-        double sum = 0;  // over the keys the rows so far have seen
-        int64_t seen = 0;
-        for (int i = 0; i < spec.seqs[size_t(s)].q_len; ++i) {
-          const int64_t n = c.Limit(s, i);
-          for (; seen < n; ++seen) {
-            sum += SmallInteger(s, int(seen), h / spec.group(), d);
-          }
-          const float want =
-              n == 0 ? 0.0f : static_cast<float>(sum) / static_cast<float>(n);
-          const auto row =
-              static_cast<size_t>((c.FirstToken(s) + i) * spec.q_heads + h);
-          ASSERT_EQ(std::bit_cast<uint32_t>(
-                        output.out[row * size_t(spec.v_size()) + size_t(d)]),
-                    std::bit_cast<uint32_t>(want))
-              << "seq " << s << " token " << i << " head " << h << " dim " << d
-              << " keys " << n;
-          if (d == 0 && n > 0) {
-            ASSERT_NEAR(output.lse[row], std::log(double(n)), 1e-6 * 12);
-          }
-        }
-      }
-    }
-  }
-}
-
 void Check(CaseSpec spec, Poison poison) {
-  const Fill zero = [](int, int, int, int) { return 0.0; };
-  const AttentionCase c(spec, {}, zero, SmallInteger, poison);
+  const AttentionCase c = MeansCase(spec, poison);
   for (const Engine& engine : EnginesOfAllTargets()) {
     for (const PartitionMode mode :
          {PartitionMode::kWalk, PartitionMode::kSpread}) {

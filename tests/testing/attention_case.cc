@@ -227,7 +227,7 @@ KvView AttentionCase::view() const {
 }
 
 Batch AttentionCase::batch() const {
-  return {cu_seqlens_q_, seq_lens_, block_tables_, stride_};
+  return {cu_seqlens_q_, seq_lens_, block_tables_, stride_, spec_.masks};
 }
 
 AttentionShape AttentionCase::shape() const {
@@ -235,6 +235,7 @@ AttentionShape AttentionCase::shape() const {
   shape.num_q_heads = spec_.q_heads;
   shape.mask.causal = spec_.causal;
   shape.scale = spec_.scale;
+  shape.softcap = spec_.softcap;
   return shape;
 }
 
@@ -257,6 +258,10 @@ Output AttentionCase::Run(const Attention& attention,
   tensors.q = q();
   tensors.out = {raw.data(), spec_.out_dtype};
   tensors.lse = output.lse.data();
+  if (!spec_.alibi_slopes.empty()) {
+    tensors.alibi_slopes = spec_.alibi_slopes.data();
+  }
+  if (!spec_.sinks.empty()) tensors.sinks = spec_.sinks.data();
   EXPECT_TRUE(IsOk(attention.Run(&plan, view(), 0, tensors, &output.report)));
   EXPECT_EQ(raw.back(), std::byte{0xff}) << "wrote past out";
   output.out.resize(elements);
@@ -286,9 +291,60 @@ double AttentionCase::V(int seq, int pos, int kv_head, int dim) const {
                      layout_.v_offset(pos % spec_.block_size, dim));
 }
 
+SequenceMask AttentionCase::MaskOf(int seq) const {
+  if (!spec_.masks.empty()) return spec_.masks[size_t(seq)];
+  SequenceMask mask;
+  mask.causal = spec_.causal;
+  return mask;
+}
+
+// The definition in varlane/attention.h, word by word.
 int64_t AttentionCase::Limit(int seq, int i) const {
   const SeqSpec& s = spec_.seqs[size_t(seq)];
-  return spec_.causal ? std::max(0, s.kv_len - s.q_len + i + 1) : s.kv_len;
+  const SequenceMask mask = MaskOf(seq);
+  const int64_t p = s.kv_len - s.q_len + i;
+  int64_t high = p + 1;
+  if (!mask.causal) {
+    high = mask.window_right < 0 ? s.kv_len : p + 1 + mask.window_right;
+  }
+  high = std::max<int64_t>(high, mask.prefix_len);
+  return std::clamp<int64_t>(high, 0, s.kv_len);
+}
+
+int64_t AttentionCase::Begin(int seq, int i) const {
+  const SeqSpec& s = spec_.seqs[size_t(seq)];
+  const SequenceMask mask = MaskOf(seq);
+  if (mask.window_left < 0) return 0;
+  const int64_t p = s.kv_len - s.q_len + i;
+  return std::clamp<int64_t>(p - mask.window_left, 0, Limit(seq, i));
+}
+
+std::pair<int64_t, int64_t> AttentionCase::InView(int seq) const {
+  const SeqSpec& s = spec_.seqs[size_t(seq)];
+  int64_t low = s.kv_len;
+  int64_t high = 0;
+  for (int i = 0; i < s.q_len; ++i) {
+    if (Begin(seq, i) == Limit(seq, i)) continue;
+    low = std::min(low, Begin(seq, i));
+    high = std::max(high, Limit(seq, i));
+  }
+  return {low, std::max(low, high)};
+}
+
+int AttentionCase::HideBlocksOutOfView() {
+  constexpr int32_t kGarbage[] = {-1, std::numeric_limits<int32_t>::max(),
+                                  std::numeric_limits<int32_t>::min()};
+  int hidden = 0;
+  for (int s = 0; s < int(spec_.seqs.size()); ++s) {
+    const auto [low, high] = InView(s);
+    for (int64_t b = 0; b < stride_; ++b) {
+      const bool seen = low < high && (b + 1) * spec_.block_size > low &&
+                        b * spec_.block_size < high;
+      if (seen) continue;
+      block_tables_[size_t(s * stride_ + b)] = kGarbage[hidden++ % 3];
+    }
+  }
+  return hidden;
 }
 
 int64_t AttentionCase::FirstToken(int seq) const {
@@ -317,15 +373,22 @@ struct Contiguous {
   std::vector<double> v;
 };
 
+// Keys that no row sees are NaN here: the oracle must not need them either.
 Contiguous Gather(const AttentionCase& c, int seq, int kv_head) {
   const CaseSpec& spec = c.spec();
+  const auto keys = static_cast<size_t>(spec.seqs[size_t(seq)].kv_len);
+  const auto d_size = static_cast<size_t>(spec.head_size);
+  const auto dv_size = static_cast<size_t>(spec.v_size());
   Contiguous kv;
-  for (int pos = 0; pos < spec.seqs[size_t(seq)].kv_len; ++pos) {
+  kv.k.assign(keys * d_size, std::numeric_limits<double>::quiet_NaN());
+  kv.v.assign(keys * dv_size, std::numeric_limits<double>::quiet_NaN());
+  const auto [low, high] = c.InView(seq);
+  for (int pos = int(low); pos < int(high); ++pos) {
     for (int d = 0; d < spec.head_size; ++d) {
-      kv.k.push_back(c.K(seq, pos, kv_head, d));
+      kv.k[size_t(pos) * d_size + size_t(d)] = c.K(seq, pos, kv_head, d);
     }
     for (int d = 0; d < spec.v_size(); ++d) {
-      kv.v.push_back(c.V(seq, pos, kv_head, d));
+      kv.v[size_t(pos) * dv_size + size_t(d)] = c.V(seq, pos, kv_head, d);
     }
   }
   return kv;
@@ -333,7 +396,7 @@ Contiguous Gather(const AttentionCase& c, int seq, int kv_head) {
 
 double LargestScore(const ReferenceRow& row) {
   double largest = 0;
-  for (int64_t t = 0; t < row.num_keys; ++t) {
+  for (int64_t t = row.first_key; t < row.num_keys; ++t) {
     double dot = 0;
     for (size_t d = 0; d < row.q.size(); ++d) {
       dot += std::abs(row.q[d] * row.k[size_t(t) * row.q.size() + d]);
@@ -349,21 +412,35 @@ double LargestScore(const ReferenceRow& row) {
 
 void AttentionCase::ExpectMatchesReference(const Output& output) const {
   const auto dv = static_cast<size_t>(spec_.v_size());
-  const double scale =
-      spec_.scale != 0 ? spec_.scale : 1.0 / std::sqrt(spec_.head_size);
   std::vector<double> q(static_cast<size_t>(spec_.head_size));
   std::vector<double> want(dv);
   std::vector<double> bound(dv);
   for (int s = 0; s < int(spec_.seqs.size()); ++s) {
+    const SeqSpec& seq = spec_.seqs[size_t(s)];
     for (int h = 0; h < spec_.q_heads; ++h) {
       const Contiguous kv = Gather(*this, s, h / spec_.group());
-      for (int i = 0; i < spec_.seqs[size_t(s)].q_len; ++i) {
+      const double sink =
+          spec_.sinks.empty() ? 0.0 : double(spec_.sinks[size_t(h)]);
+      ReferenceRow row;
+      row.q = q;
+      row.k = kv.k.data();
+      row.v = kv.v.data();
+      row.v_head_size = int64_t(dv);
+      row.scale =
+          spec_.scale != 0 ? spec_.scale : 1.0 / std::sqrt(spec_.head_size);
+      row.softcap = spec_.softcap;
+      if (!spec_.alibi_slopes.empty()) {
+        row.alibi_slope = spec_.alibi_slopes[size_t(h)];
+      }
+      if (!spec_.sinks.empty()) row.sink = &sink;
+      for (int i = 0; i < seq.q_len; ++i) {
         const int64_t token = FirstToken(s) + i;
         for (int d = 0; d < spec_.head_size; ++d) {
           q[size_t(d)] = Q(token, h, d);
         }
-        const ReferenceRow row = {q,           kv.k.data(), kv.v.data(),
-                                  Limit(s, i), int64_t(dv), scale};
+        row.first_key = Begin(s, i);
+        row.num_keys = Limit(s, i);
+        row.position = seq.kv_len - seq.q_len + i;
         const double lse = ReferenceAttention(row, want, bound);
         const auto at = static_cast<size_t>(token * spec_.q_heads + h);
         if (std::isinf(lse)) {
@@ -372,8 +449,12 @@ void AttentionCase::ExpectMatchesReference(const Output& output) const {
           ASSERT_NEAR(output.lse[at], lse, LseBound(lse))
               << "seq " << s << " token " << i << " head " << h;
         }
+        const double away =
+            double(std::max(std::abs(row.first_key - row.position),
+                            row.num_keys - row.position));
         const double c =
-            OutputBound(spec_.kv_dtype, spec_.head_size, LargestScore(row));
+            OutputBound(spec_.kv_dtype, spec_.head_size, LargestScore(row)) +
+            ModifierBound(spec_.softcap, row.alibi_slope * away, sink);
         for (size_t d = 0; d < dv; ++d) {
           const double allowed =
               c * bound[d] +
@@ -411,6 +492,20 @@ const std::vector<Engine>& EnginesOfAllTargets() {
     return all;
   }();
   return engines;
+}
+
+Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,
+              int end) {
+  const auto heads = size_t(c.spec().q_heads);
+  const size_t width = heads * size_t(c.spec().v_size());
+  const size_t first = size_t(c.FirstToken(seq)) + size_t(begin);
+  const size_t last = size_t(c.FirstToken(seq)) + size_t(end);
+  Output part;
+  part.lse.assign(output.lse.begin() + std::ptrdiff_t(first * heads),
+                  output.lse.begin() + std::ptrdiff_t(last * heads));
+  part.out.assign(output.out.begin() + std::ptrdiff_t(first * width),
+                  output.out.begin() + std::ptrdiff_t(last * width));
+  return part;
 }
 
 void ExpectSameBits(const Output& a, const Output& b, const std::string& what) {

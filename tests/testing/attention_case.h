@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/testing.h"
@@ -34,11 +35,15 @@ struct CaseSpec {
   DType kv_dtype = DType::kBF16;
   DType q_dtype = DType::kF32;
   DType out_dtype = DType::kF32;
-  bool causal = true;
+  bool causal = true;               // of every sequence, where masks is empty
+  std::vector<SequenceMask> masks;  // [seqs], or empty
   double scale = 0;
-  uint64_t seed = 1;         // of the inputs
-  uint64_t layout_seed = 1;  // of the block tables
-  int extra_blocks = 3;      // unreferenced
+  double softcap = 0;
+  std::vector<float> alibi_slopes;  // [q_heads], or empty
+  std::vector<float> sinks;         // [q_heads], or empty
+  uint64_t seed = 1;                // of the inputs
+  uint64_t layout_seed = 1;         // of the block tables
+  int extra_blocks = 3;             // unreferenced
 
   int v_size() const { return v_head_size != 0 ? v_head_size : head_size; }
   int group() const { return q_heads / kv_heads; }
@@ -78,9 +83,16 @@ class AttentionCase {
   double K(int seq, int pos, int kv_head, int dim) const;
   double V(int seq, int pos, int kv_head, int dim) const;
 
-  // Keys that query token i of sequence s sees (never negative).
+  // Keys that query token i of sequence s sees: [Begin, Limit), both >= 0.
+  int64_t Begin(int seq, int i) const;
   int64_t Limit(int seq, int i) const;
   int64_t FirstToken(int seq) const;  // of the sequence, in q
+  // Keys that some row of the sequence sees.
+  std::pair<int64_t, int64_t> InView(int seq) const;
+
+  // Sets the table entries of blocks that no row sees to ids that are not
+  // there. Returns how many.
+  int HideBlocksOutOfView();
 
   // Compares every row with the fp64 oracle; see tolerance.h for the bounds.
   void ExpectMatchesReference(const Output& output) const;
@@ -93,6 +105,7 @@ class AttentionCase {
   std::vector<int32_t>& cu_seqlens_q() { return cu_seqlens_q_; }
 
  private:
+  SequenceMask MaskOf(int seq) const;
   void LayOut();
   void FillCache(const Fill& k, const Fill& v, Poison poison);
 
@@ -132,6 +145,10 @@ const std::vector<Engine>& EnginesOfAllTargets();
 inline std::string DTypeParam(const ::testing::TestParamInfo<DType>& param) {
   return DTypeName(param.param);
 }
+
+// Rows [begin, end) of one sequence.
+Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,
+              int end);
 
 // Bitwise equality of out and lse, naming the first difference.
 void ExpectSameBits(const Output& a, const Output& b, const std::string& what);

@@ -27,6 +27,15 @@ inline double OutputBound(DType kv_dtype, int head_size, double largest_score) {
   return p + 2.0 * dot + 1e-6;
 }
 
+// What score modifiers add to c: an absolute error of a score is one of its
+// weight. The softcap's tanh is good to 1e-7 of the cap, twice that with its
+// argument's rounding; a slope and a product with it are rounded once each, as
+// is a sink.
+inline double ModifierBound(double softcap, double alibi, double sink) {
+  return 2.0 * (2e-7 * softcap +
+                std::ldexp(1.0, -23) * (std::abs(alibi) + std::abs(sink)));
+}
+
 // Relative rounding of an output element.
 inline double OutputRounding(DType out_dtype) {
   switch (out_dtype) {
