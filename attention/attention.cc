@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "attention/kernels_of.h"
 #include "attention/plan.h"
 #include "attention/run.h"
 #include "attention/write_kv.h"
@@ -21,6 +22,10 @@ const char* OwnerPatternName(OwnerPattern pattern) {
       return "search";
     case OwnerPattern::kMap:
       return "map";
+    case OwnerPattern::kPlanned:
+      return "planned";
+    case OwnerPattern::kPadded:
+      return "padded";
   }
   return "?";
 }
@@ -45,6 +50,19 @@ std::vector<std::string> SupportedSimdTargets() {
   return names;
 }
 
+Result<const KernelTable*> KernelsOf(const Runtime& runtime) {
+  const std::string& name = runtime.options().simd_target;
+  const KernelTable* table = FindKernels(name == "best" ? "" : name);
+  if (table != nullptr) return table;
+  std::string known;
+  for (const std::string& target : SupportedSimdTargets()) {
+    known += (known.empty() ? "" : ", ") + target;
+  }
+  return Status(StatusCode::kNotFound,
+                StrCat("simd_target = \"", name,
+                       "\" is not supported here; there are: ", known));
+}
+
 // --- AttentionPlan -----------------------------------------------------------
 
 AttentionPlan::AttentionPlan() = default;
@@ -56,7 +74,7 @@ bool AttentionPlan::spreads_partitions() const noexcept {
   return impl_ && impl_->ready && impl_->spread;
 }
 int64_t AttentionPlan::num_threadgroups() const noexcept {
-  return impl_ && impl_->ready ? impl_->num_threadgroups() : 0;
+  return impl_ && impl_->ready ? impl_->grid_size : 0;
 }
 int64_t AttentionPlan::total_q() const noexcept {
   return impl_ && impl_->ready ? impl_->total_q : 0;
@@ -70,12 +88,26 @@ int64_t AttentionPlan::workspace_bytes() const noexcept {
 std::string AttentionPlan::ToString() const {
   if (!impl_ || !impl_->ready) return "empty plan";
   const Impl& plan = *impl_;
+  std::string grid = StrCat(plan.layout.num_kv_heads, " heads x ");
+  switch (plan.owner) {
+    case OwnerPattern::kSearch:
+    case OwnerPattern::kMap:
+      grid += StrCat(plan.num_query_blocks, " query blocks of ", plan.block_q,
+                     " x ", plan.num_partitions, " partitions");
+      break;
+    case OwnerPattern::kPlanned:
+      grid += StrCat(plan.descriptors.size(), " descriptors");
+      break;
+    case OwnerPattern::kPadded:
+      grid += StrCat(plan.num_seqs, " sequences x ", plan.padded_query_blocks,
+                     " query blocks of ", plan.block_q, " x ",
+                     plan.num_partitions, " partitions");
+      break;
+  }
   return StrCat("batch: ", plan.num_seqs, " sequences, ", plan.total_q,
                 " query tokens\nheads: ", plan.num_q_heads, " query, ",
                 plan.layout.num_kv_heads, " KV (group ", plan.group,
-                ")\ngrid: ", plan.layout.num_kv_heads, " heads x ",
-                plan.num_query_blocks, " query blocks of ", plan.block_q, " x ",
-                plan.num_partitions, " partitions = ", plan.num_threadgroups(),
+                ")\ngrid: ", grid, " = ", plan.grid_size,
                 " threadgroups\nowner: ", OwnerPatternName(plan.owner),
                 "\npartitions: ", plan.spread ? "spread" : "walk",
                 "\nworkspace: ", FormatBytes(workspace_bytes()), "\n");
@@ -100,20 +132,11 @@ Attention::~Attention() = default;
 
 Result<std::unique_ptr<Attention>> Attention::Create(Runtime* runtime) {
   VARLANE_REQUIRE_ARG(runtime != nullptr, "runtime is null");
-  const std::string& name = runtime->options().simd_target;
-  const KernelTable* table = FindKernels(name == "best" ? "" : name);
-  if (table == nullptr) {
-    std::string known;
-    for (const std::string& target : SupportedSimdTargets()) {
-      known += (known.empty() ? "" : ", ") + target;
-    }
-    return Status(StatusCode::kNotFound,
-                  StrCat("simd_target = \"", name,
-                         "\" is not supported here; there are: ", known));
-  }
+  const Result<const KernelTable*> table = KernelsOf(*runtime);
+  if (!table.ok()) return table.status();
   try {
     return std::unique_ptr<Attention>(
-        new Attention(std::make_unique<Impl>(runtime, table)));
+        new Attention(std::make_unique<Impl>(runtime, table.value())));
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kResourceExhausted, "no memory for Attention");
   }

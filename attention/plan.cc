@@ -7,6 +7,7 @@
 #include <cmath>
 #include <new>
 
+#include "attention/owner.h"
 #include "base/check.h"
 #include "base/math.h"
 #include "kernels/args.h"
@@ -151,16 +152,6 @@ Status ValidateTables(const Batch& batch, const AttentionShape& shape,
   return {};
 }
 
-int64_t QueryLength(const Impl& plan, int64_t seq) {
-  const auto at = static_cast<size_t>(seq);
-  return plan.cu_seqlens_q[at + 1] - plan.cu_seqlens_q[at];
-}
-
-// First query block of a sequence in the grid.
-int64_t FirstBlock(const Impl& plan, int64_t seq) {
-  return plan.cu_seqlens_q[static_cast<size_t>(seq)] / plan.block_q + seq;
-}
-
 // Visible (row, key) pairs of one head of the rows from `mask` on.
 int64_t VisiblePairs(const RowMask& mask, int64_t num_tokens) {
   int64_t pairs = 0;
@@ -181,10 +172,10 @@ Work CountWork(Impl* plan) {
   const KvLayout& layout = plan->layout;
   const int64_t head_sizes = layout.head_size + layout.v_head_size;
   for (int64_t i = 0; i < plan->num_seqs; ++i) {
-    const int64_t q_len = QueryLength(*plan, i);
+    const int64_t q_len = plan->QueryLength(i);
     if (q_len == 0) continue;
-    const int64_t first = FirstBlock(*plan, i);
-    const int64_t blocks = DivCeil<int64_t>(q_len, plan->block_q);
+    const int64_t first = plan->FirstBlock(i);
+    const int64_t blocks = plan->NumBlocks(i);
     int64_t low = 0;
     int64_t high = 0;
     for (int64_t b = 0; b < blocks; ++b) {
@@ -192,9 +183,7 @@ Work CountWork(Impl* plan) {
       const int64_t item_low = item.mask.low(0);
       high = item.mask.high(item.num_tokens - 1);
       if (b == 0) low = item_low;
-      // One token costs a whole pass over memory; more come almost free until
-      // arithmetic binds, hence the constant.
-      const int64_t cost = (high - item_low + 1) * (item.num_tokens + 2);
+      const int64_t cost = Impl::Cost(high - item_low, item.num_tokens);
       work.total += cost;
       work.largest = std::max(work.largest, cost);
       work.most_partitions =
@@ -223,25 +212,15 @@ bool ChooseSpread(PartitionMode mode, const Work& work, int num_workers) {
          work.largest * num_workers * kSpreadShare > work.total;
 }
 
-void MakeOwnerMap(Impl* plan) {
-  plan->owner_map.assign(static_cast<size_t>(plan->num_query_blocks), -1);
-  for (int64_t i = 0; i < plan->num_seqs; ++i) {
-    const int64_t blocks =
-        DivCeil<int64_t>(QueryLength(*plan, i), plan->block_q);
-    std::fill_n(plan->owner_map.begin() + FirstBlock(*plan, i), blocks,
-                static_cast<int32_t>(i));
-  }
-}
-
 void SizeSpread(Impl* plan) {
   plan->partial_base.assign(static_cast<size_t>(plan->num_seqs + 1), 0);
   for (int64_t i = 0; i < plan->num_seqs; ++i) {
     const auto at = static_cast<size_t>(i);
-    const int64_t q_len = QueryLength(*plan, i);
-    const int64_t blocks = DivCeil<int64_t>(q_len, plan->block_q);
+    const int64_t q_len = plan->QueryLength(i);
+    const int64_t blocks = plan->NumBlocks(i);
     int64_t partitions = 1;
     for (int64_t b = 0; b < blocks; ++b) {
-      const Impl::Item item = plan->Locate(i, FirstBlock(*plan, i) + b);
+      const Impl::Item item = plan->Locate(i, plan->FirstBlock(i) + b);
       partitions = std::max(partitions, item.num_partitions());
     }
     // A single partition is written straight to the output.
@@ -298,7 +277,7 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
   const Work work = CountWork(plan);
   plan->spread = ChooseSpread(options.partitions, work, num_workers);
   plan->num_partitions = plan->spread ? work.most_partitions : 1;
-  if (options.owner == OwnerPattern::kMap) MakeOwnerMap(plan);
+  VARLANE_RETURN_IF_ERROR(PrepareOwners(plan));
   if (plan->spread) SizeSpread(plan);
   plan->counters.resize(static_cast<size_t>(num_workers));
   return {};
@@ -310,8 +289,8 @@ Impl::Item AttentionPlan::Impl::Locate(int64_t seq, int64_t block) const {
   const auto at = static_cast<size_t>(seq);
   Item item;
   item.seq = seq;
-  item.q_len = QueryLength(*this, seq);
-  item.first_token = (block - FirstBlock(*this, seq)) * block_q;
+  item.q_len = QueryLength(seq);
+  item.first_token = (block - FirstBlock(seq)) * block_q;
   item.num_tokens = std::min<int64_t>(block_q, item.q_len - item.first_token);
   if (item.num_tokens <= 0) return item;
   item.mask = MakeRowMask(masks[at], item.q_len, seq_lens[at]);
@@ -322,21 +301,6 @@ Impl::Item AttentionPlan::Impl::Locate(int64_t seq, int64_t block) const {
   item.partition_end =
       std::max(item.partition_begin + 1, DivCeil<int64_t>(high, kPartition));
   return item;
-}
-
-int64_t FindOwner(const int32_t* cu_seqlens_q, int64_t num_seqs, int block_q,
-                  int64_t block) {
-  int64_t low = 0;  // invariant: start(low) <= block < start(high)
-  int64_t high = num_seqs;
-  while (high - low > 1) {
-    const int64_t mid = low + (high - low) / 2;
-    if (cu_seqlens_q[mid] / block_q + mid <= block) {
-      low = mid;
-    } else {
-      high = mid;
-    }
-  }
-  return low;
 }
 
 Status MakePlan(const Batch& batch, const AttentionShape& shape,

@@ -22,6 +22,8 @@ struct alignas(64) WorkerCounters {
   int64_t surplus = 0;
   int64_t owner_searches = 0;
   int64_t owner_lookups = 0;
+  int64_t owner_planned = 0;
+  int64_t owner_padded = 0;
   int64_t spread_partitions = 0;
   int64_t merges = 0;
 };
@@ -49,11 +51,23 @@ struct AttentionPlan::Impl {
   int64_t block_table_stride = 0;
   std::vector<SequenceMask> masks;  // [N]
 
-  // The grid: heads x query blocks x partitions, partitions innermost.
+  // Query blocks, and the grid over them that the owner pattern makes of them
+  // (owner.h).
   int block_q = 1;                 // query tokens of a block (BQ)
   int64_t num_query_blocks = 0;    // total_q / BQ + N: over-provisioned
-  int64_t num_partitions = 1;      // 1 when walking
+  int64_t num_partitions = 1;      // of a grid with that axis; 1 when walking
+  int64_t grid_size = 0;           // threadgroups
   std::vector<int32_t> owner_map;  // [num_query_blocks], -1 = surplus; kMap
+  // One threadgroup's work for each KV head, heaviest first; kPlanned.
+  struct Descriptor {
+    int64_t cost;
+    int32_t seq;
+    int32_t block;            // within the sequence
+    int32_t partition_begin;  // absolute: all of the block's, or one
+    int32_t partition_end;
+  };
+  std::vector<Descriptor> descriptors;
+  int64_t padded_query_blocks = 0;  // of the longest query; kPadded
 
   // Spread partitions: sequence i's records start at partial_base[i] records
   // of one kv head, [partition][token][head in group].
@@ -80,11 +94,27 @@ struct AttentionPlan::Impl {
                                 // still written
     int64_t num_partitions() const { return partition_end - partition_begin; }
   };
-  // Query block `block` (of the grid) of sequence `seq`.
+  // Query block `block`, numbered over all sequences, of sequence `seq`.
   Item Locate(int64_t seq, int64_t block) const;
 
-  int64_t num_threadgroups() const {
-    return layout.num_kv_heads * num_query_blocks * num_partitions;
+  int64_t QueryLength(int64_t seq) const {
+    const auto at = static_cast<size_t>(seq);
+    return cu_seqlens_q[at + 1] - cu_seqlens_q[at];
+  }
+  int64_t NumBlocks(int64_t seq) const {
+    return (QueryLength(seq) + block_q - 1) / block_q;
+  }
+  // Number of a sequence's first query block. Numbers of different sequences
+  // never meet, but some name no block.
+  int64_t FirstBlock(int64_t seq) const {
+    return cu_seqlens_q[static_cast<size_t>(seq)] / block_q + seq;
+  }
+
+  // What it costs to pass `tokens` query tokens over `keys` keys. One token
+  // costs a whole pass over memory; more come almost free until arithmetic
+  // binds, hence the constant.
+  static int64_t Cost(int64_t keys, int64_t tokens) {
+    return (keys + 1) * (tokens + 2);
   }
 };
 
@@ -94,14 +124,6 @@ Status MakePlan(const Batch& batch, const AttentionShape& shape,
                 const KvLayout& layout, int64_t num_blocks,
                 const PlanOptions& options, int num_workers,
                 AttentionPlan::Impl* plan);
-
-// The sequence that owns query block `block`: the largest i with
-// cu_seqlens_q[i] / BQ + i <= block. Each sequence has len / BQ full blocks and
-// at most one ragged tail, so block ranges of the transformed array never
-// overlap. Requires: num_seqs > 0. Cost: ceil(log2(N + 1)) dependent loads.
-// Source: vLLM's unified attention kernel, find_seq_idx.
-int64_t FindOwner(const int32_t* cu_seqlens_q, int64_t num_seqs, int block_q,
-                  int64_t block);
 
 }  // namespace varlane
 

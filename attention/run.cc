@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "attention/owner.h"
 #include "base/check.h"
 #include "base/math.h"
 
@@ -46,46 +47,21 @@ class Launch {
 
   void operator()(const Threadgroup& tg) const {
     WorkerCounters& count = plan_.counters[static_cast<size_t>(tg.worker())];
-    const int64_t partition = tg.index() % plan_.num_partitions;
-    const int64_t rest = tg.index() / plan_.num_partitions;
-    const int head = static_cast<int>(rest / plan_.num_query_blocks);
-    // Later blocks see more keys: the heaviest go first.
-    const int64_t block =
-        plan_.num_query_blocks - 1 - rest % plan_.num_query_blocks;
-
-    const int64_t seq = Owner(block, count);
-    if (seq < 0) {
-      ++count.surplus;
+    Assignment work;
+    if (!Assign(plan_, tg.index(), count, &work)) return;
+    if (!work.is_whole()) {
+      RunPartition(tg, work, count);
       return;
     }
-    const Item item = plan_.Locate(seq, block);
-    if (item.num_tokens <= 0 || partition >= item.num_partitions()) {
-      ++count.surplus;
-      return;
-    }
-    if (plan_.spread && item.num_partitions() > 1) {
-      RunPartition(tg, item, head, block, partition, count);
-    } else {
-      AttendArgs args = Args(tg, item, head);
-      args.partition_begin = item.partition_begin;
-      args.partition_end = item.partition_end;
-      Finish(item, head, &args);
-      Attend(args);
-    }
+    AttendArgs args = Args(tg, work.item, work.head);
+    args.partition_begin = work.partition_begin;
+    args.partition_end = work.partition_end;
+    Finish(work.item, work.head, &args);
+    Attend(args);
   }
 
  private:
   using Item = Impl::Item;
-
-  int64_t Owner(int64_t block, WorkerCounters& count) const {
-    if (plan_.owner == OwnerPattern::kMap) {
-      ++count.owner_lookups;
-      return plan_.owner_map[static_cast<size_t>(block)];
-    }
-    ++count.owner_searches;
-    return FindOwner(plan_.cu_seqlens_q.data(), plan_.num_seqs, plan_.block_q,
-                     block);
-  }
 
   AttendArgs Args(const Threadgroup& tg, const Item& item, int head) const {
     const KvLayout& layout = plan_.layout;
@@ -152,25 +128,26 @@ class Launch {
   }
 
   // One partition of a spread item; whoever arrives last merges. Nobody waits.
-  void RunPartition(const Threadgroup& tg, const Item& item, int head,
-                    int64_t block, int64_t partition,
+  void RunPartition(const Threadgroup& tg, const Assignment& work,
                     WorkerCounters& count) const {
+    const Item& item = work.item;
     const int64_t record = PartialFloats(plan_.layout.v_head_size_padded());
     const auto at = static_cast<size_t>(item.seq);
     const int64_t per_partition = item.q_len * plan_.group * record;
     float* base = plan_.partials.data() +
-                  (head * plan_.partial_base.back() + plan_.partial_base[at] +
-                   item.first_token * plan_.group) *
+                  (work.head * plan_.partial_base.back() +
+                   plan_.partial_base[at] + item.first_token * plan_.group) *
                       record;
-    AttendArgs args = Args(tg, item, head);
-    args.partition_begin = item.partition_begin + partition;
-    args.partition_end = args.partition_begin + 1;
-    args.partials = base + partition * per_partition;
+    AttendArgs args = Args(tg, item, work.head);
+    args.partition_begin = work.partition_begin;
+    args.partition_end = work.partition_end;
+    args.partials =
+        base + (work.partition_begin - item.partition_begin) * per_partition;
     Attend(args);
     ++count.spread_partitions;
 
     std::atomic<int32_t>& arrived = plan_.arrived[static_cast<size_t>(
-        head * plan_.num_query_blocks + block)];
+        work.head * plan_.num_query_blocks + work.block)];
     if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 !=
         item.num_partitions()) {
       return;
@@ -185,7 +162,7 @@ class Launch {
     merge.group = plan_.group;
     merge.v_head_size = plan_.layout.v_head_size;
     merge.scratch = tg.scratch().data();
-    Finish(item, head, &merge);
+    Finish(item, work.head, &merge);
     kernels_.merge(merge);
   }
 
@@ -233,11 +210,13 @@ void PrepareArrivals(Impl* plan) {
 
 void FillReport(const Impl& plan, double seconds, LaunchReport* report) {
   *report = {};
-  report->threadgroups = plan.num_threadgroups();
+  report->threadgroups = plan.grid_size;
   for (const WorkerCounters& worker : plan.counters) {
     report->surplus_threadgroups += worker.surplus;
     report->owner_searches += worker.owner_searches;
     report->owner_lookups += worker.owner_lookups;
+    report->owner_planned += worker.owner_planned;
+    report->owner_padded += worker.owner_padded;
     report->spread_partitions += worker.spread_partitions;
     report->merges += worker.merges;
   }
@@ -268,8 +247,7 @@ Status RunPlan(Runtime* runtime, const KernelTable& table,
 
   const auto start = std::chrono::steady_clock::now();
   plan->arrived_dirty = true;
-  const Status status =
-      runtime->Launch(Grid{plan->num_threadgroups()}, launch, options);
+  const Status status = runtime->Launch(Grid{plan->grid_size}, launch, options);
   if (!status.ok()) return status;
   plan->arrived_dirty = false;
   if (report != nullptr) {

@@ -7,11 +7,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <random>
+#include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "attention/owner.h"
 #include "kernels/args.h"
 #include "tests/testing/testing.h"
 
@@ -19,6 +23,9 @@ namespace varlane::testing {
 namespace {
 
 constexpr int64_t kPoolBlocks = 4096;
+constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
+                                    OwnerPattern::kPlanned,
+                                    OwnerPattern::kPadded};
 
 // A small valid batch that each test breaks in one place.
 struct Inputs {
@@ -125,8 +132,10 @@ TEST(PlanTest, AnEmptyBatchIsAPlanOfNothing) {
   in.seq_lens.clear();
   in.block_tables.clear();
   AttentionPlan::Impl plan;
-  VARLANE_ASSERT_OK(in.Plan(&plan));
-  EXPECT_EQ(plan.num_threadgroups(), 0);
+  for (const OwnerPattern owner : kOwners) {
+    VARLANE_ASSERT_OK(in.Plan(&plan, {.owner = owner}));
+    EXPECT_EQ(plan.grid_size, 0) << OwnerPatternName(owner);
+  }
 }
 
 // The search against a linear scan of who owns what.
@@ -182,6 +191,121 @@ TEST(PlanTest, OneLongSequenceSpreadsAndManyWalk) {
   VARLANE_ASSERT_OK(in.Plan(&plan));
   EXPECT_FALSE(plan.spread);
   EXPECT_EQ(plan.num_partitions, 1);
+}
+
+// Three sequences: 1 query at 2100, 300 at 300 (3 query blocks of 128: two KV
+// heads for 4 query heads are a group of 2), none at 7.
+Inputs Ragged() {
+  Inputs in;
+  in.shape.num_q_heads = 4;
+  in.cu_seqlens_q = {0, 1, 301, 301};
+  in.seq_lens = {2100, 300, 7};
+  in.stride = 132;
+  in.block_tables.assign(3 * 132, 1);
+  return in;
+}
+
+TEST(PlanTest, EachOwnerPatternHasItsOwnGrid) {
+  const Inputs in = Ragged();
+  const auto size = [&](OwnerPattern owner, PartitionMode mode) {
+    AttentionPlan::Impl plan;
+    VARLANE_EXPECT_OK(in.Plan(&plan, {owner, mode}));
+    EXPECT_EQ(plan.block_q, 128);
+    return plan.grid_size;
+  };
+  // Walked: 2 heads x (301 / 128 + 3), against 1 + 3 blocks that exist.
+  EXPECT_EQ(size(OwnerPattern::kSearch, PartitionMode::kWalk), 2 * 5);
+  EXPECT_EQ(size(OwnerPattern::kMap, PartitionMode::kWalk), 2 * 5);
+  EXPECT_EQ(size(OwnerPattern::kPlanned, PartitionMode::kWalk), 2 * 4);
+  EXPECT_EQ(size(OwnerPattern::kPadded, PartitionMode::kWalk), 2 * 3 * 3);
+  // Spread: 3 partitions of the longest context; the others have one.
+  EXPECT_EQ(size(OwnerPattern::kSearch, PartitionMode::kSpread), 2 * 5 * 3);
+  EXPECT_EQ(size(OwnerPattern::kMap, PartitionMode::kSpread), 2 * 5 * 3);
+  EXPECT_EQ(size(OwnerPattern::kPlanned, PartitionMode::kSpread), 2 * (3 + 3));
+  EXPECT_EQ(size(OwnerPattern::kPadded, PartitionMode::kSpread), 2 * 3 * 3 * 3);
+}
+
+TEST(PlanTest, DescriptorsAreTheWorkExactlyHeaviestFirst) {
+  const Inputs in = Ragged();
+  AttentionPlan::Impl plan;
+  VARLANE_ASSERT_OK(
+      in.Plan(&plan, {OwnerPattern::kPlanned, PartitionMode::kSpread}));
+  for (size_t i = 1; i < plan.descriptors.size(); ++i) {
+    EXPECT_GE(plan.descriptors[i - 1].cost, plan.descriptors[i].cost);
+  }
+  // (seq, block, partition) of each: no two alike, and all there are.
+  std::set<std::tuple<int, int, int>> seen;
+  for (const auto& work : plan.descriptors) {
+    EXPECT_EQ(work.partition_end, work.partition_begin + 1);
+    EXPECT_TRUE(
+        seen.emplace(work.seq, work.block, work.partition_begin).second);
+  }
+  EXPECT_EQ(
+      seen,
+      (std::set<std::tuple<int, int, int>>{
+          {0, 0, 0}, {0, 0, 1}, {0, 0, 2}, {1, 0, 0}, {1, 1, 0}, {1, 2, 0}}));
+  // 128 tokens over 256 keys cost the most, 1 token over 52 the least.
+  EXPECT_EQ(plan.descriptors.front().seq, 1);
+  EXPECT_EQ(plan.descriptors.front().block, 1);
+  EXPECT_EQ(plan.descriptors.back().seq, 0);
+  EXPECT_EQ(plan.descriptors.back().partition_begin, 2);
+}
+
+// Whatever the pattern, each (head, block, partition) is given out once.
+TEST(PlanTest, EveryPatternGivesOutTheSameWorkOnce) {
+  std::mt19937 rng(11);
+  for (int round = 0; round < 60; ++round) {
+    Inputs in;
+    in.cu_seqlens_q = {0};
+    in.seq_lens.clear();
+    const int n = 1 + int(rng() % 9);
+    for (int i = 0; i < n; ++i) {
+      const int q = rng() % 4 == 0 ? 0 : 1 + int(rng() % 400);
+      in.cu_seqlens_q.push_back(in.cu_seqlens_q.back() + q);
+      in.seq_lens.push_back(q + int(rng() % 2500));
+    }
+    in.stride = 200;
+    in.block_tables.assign(size_t(n) * 200, 1);
+    if (round % 3 == 0) in.shape.mask.window_left = 1300;
+    using Work = std::tuple<int, int64_t, int64_t, int64_t, int64_t>;
+    std::set<Work> expected;
+    for (const PartitionMode mode :
+         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+      for (const OwnerPattern owner : kOwners) {
+        AttentionPlan::Impl plan;
+        VARLANE_ASSERT_OK(in.Plan(&plan, {owner, mode}));
+        std::set<Work> given;
+        WorkerCounters count;
+        for (int64_t i = 0; i < plan.grid_size; ++i) {
+          Assignment a;
+          if (!Assign(plan, i, count, &a)) continue;
+          ASSERT_TRUE(given
+                          .emplace(a.head, a.item.seq, a.block,
+                                   a.partition_begin, a.partition_end)
+                          .second);
+        }
+        EXPECT_EQ(int64_t(given.size()) + count.surplus, plan.grid_size);
+        if (owner == kOwners[0]) expected = given;
+        ASSERT_EQ(given, expected) << OwnerPatternName(owner);
+      }
+    }
+  }
+}
+
+TEST(PlanTest, AGridBeyondCountingIsRefused) {
+  AttentionPlan::Impl plan;
+  plan.layout.num_kv_heads = 65536;
+  plan.num_seqs = 2;
+  plan.cu_seqlens_q = {0, 1, 2};
+  plan.num_query_blocks = 4;
+  plan.owner = OwnerPattern::kPadded;
+  plan.num_partitions = int64_t{1} << 45;
+  VARLANE_EXPECT_OK(PrepareOwners(&plan));
+  plan.num_partitions *= 2;
+  EXPECT_EQ(PrepareOwners(&plan).message(),
+            "the padded grid of this batch exceeds 2^63 threadgroups");
+  plan.owner = OwnerPattern::kSearch;
+  EXPECT_EQ(PrepareOwners(&plan).code(), StatusCode::kInvalidArgument);
 }
 
 TEST(PlanTest, BytesAndFlopsAreThoseOfTheVisibleKeys) {

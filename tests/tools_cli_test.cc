@@ -129,7 +129,8 @@ TEST_F(CliTest, AWrongCommandLineIsOneLineAndExitCodeTwo) {
   ExpectRefusal("attend case.st", 2, "--out FILE");
   ExpectRefusal("attend --random 32x1@", 2, "is not COUNTxQ@CONTEXT");
   ExpectRefusal("attend --random 1x1 --verify 2", 2, "\"2\" is not a share");
-  ExpectRefusal("attend --random 1x1 --owner x", 2, "\"x\" is not search");
+  ExpectRefusal("attend --random 1x1 --owner x", 2,
+                "\"x\" is not search, map, planned or padded");
   ExpectRefusal("replay", 2, "either TRACE or --demo");
   ExpectRefusal("replay --demo --rate 1 --concurrency 2", 2, "excludes");
 }
@@ -352,8 +353,9 @@ TEST_F(AttendTest, NoOptionOfTheLaunchChangesABit) {
   const Case c;
   const Answer base = Attend(c, "--kv-dtype bf16 --threads 1");
   for (const char* options :
-       {"--owner map", "--partitions spread", "--partitions walk",
-        "--block-size 64", "--seed 7", "--threads 3", "--repeat 3",
+       {"--owner map", "--owner planned", "--owner padded",
+        "--partitions spread", "--partitions walk", "--block-size 64",
+        "--seed 7", "--threads 3", "--repeat 3",
         "--owner map --partitions spread --block-size 256 --seed 9"}) {
     const Answer other = Attend(c, std::string("--kv-dtype bf16 ") + options);
     ASSERT_EQ(base.out.size(), other.out.size());

@@ -68,7 +68,10 @@ Result<RuntimeOptions> MakeRuntimeOptions(const RuntimeFlags& flags) {
 
 void AddPlanOptionFlags(CLI::App* app, PlanOptions* options) {
   static const std::map<std::string, OwnerPattern> kOwners = {
-      {"search", OwnerPattern::kSearch}, {"map", OwnerPattern::kMap}};
+      {"search", OwnerPattern::kSearch},
+      {"map", OwnerPattern::kMap},
+      {"planned", OwnerPattern::kPlanned},
+      {"padded", OwnerPattern::kPadded}};
   static const std::map<std::string, PartitionMode> kModes = {
       {"auto", PartitionMode::kAuto},
       {"spread", PartitionMode::kSpread},
@@ -76,16 +79,17 @@ void AddPlanOptionFlags(CLI::App* app, PlanOptions* options) {
   const auto owner = [](const std::string& text) -> Result<OwnerPattern> {
     const auto it = kOwners.find(text);
     if (it != kOwners.end()) return it->second;
-    return BadArgument("\"{}\" is not search or map", text);
+    return BadArgument("\"{}\" is not search, map, planned or padded", text);
   };
   const auto mode = [](const std::string& text) -> Result<PartitionMode> {
     const auto it = kModes.find(text);
     if (it != kModes.end()) return it->second;
     return BadArgument("\"{}\" is not spread, walk or auto", text);
   };
-  AddParsedOption(app, "--owner", &options->owner, owner,
-                  "How a threadgroup finds its sequence: search (default) or "
-                  "map")
+  AddParsedOption(
+      app, "--owner", &options->owner, owner,
+      "How a threadgroup finds its sequence: search (default), map, "
+      "planned or padded")
       ->type_name("PATTERN");
   AddParsedOption(app, "--partitions", &options->partitions, mode,
                   "Long contexts: spread over threadgroups, walked by one, or "

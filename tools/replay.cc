@@ -46,6 +46,8 @@ void AddReport(const LaunchReport& report, LaunchReport* sum) {
   sum->surplus_threadgroups += report.surplus_threadgroups;
   sum->owner_searches += report.owner_searches;
   sum->owner_lookups += report.owner_lookups;
+  sum->owner_planned += report.owner_planned;
+  sum->owner_padded += report.owner_padded;
   sum->spread_partitions += report.spread_partitions;
   sum->merges += report.merges;
   sum->kv_bytes += report.kv_bytes;

@@ -218,6 +218,8 @@ Json LaunchesToJson(const ReplayResult& r) {
           {"surplus_threadgroups", r.launches.surplus_threadgroups},
           {"owner_searches", r.launches.owner_searches},
           {"owner_lookups", r.launches.owner_lookups},
+          {"owner_planned", r.launches.owner_planned},
+          {"owner_padded", r.launches.owner_padded},
           {"spread_partitions", r.launches.spread_partitions},
           {"merges", r.launches.merges},
           {"kv_bytes", r.launches.kv_bytes},

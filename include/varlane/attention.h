@@ -66,9 +66,14 @@ struct AttentionShape {
   SequenceMask mask = {};  // where Batch::masks is empty
 };
 
+// How a threadgroup finds whose work it holds. Results do not depend on it.
 enum class OwnerPattern : uint8_t {
   kSearch,  // every threadgroup searches cu_seqlens_q: <= ceil(log2(N+1)) loads
   kMap,     // a query-block -> sequence map made by Plan
+  kPlanned,  // Plan lists the work exactly, heaviest first: no surplus at all
+  kPadded,   // the grid's axes are head, sequence, query block of the longest
+             // query and partition of the longest context: in a ragged batch
+             // most threadgroups are surplus
 };
 enum class PartitionMode : uint8_t {
   kAuto,    // spread when the launch would underfill the workers
@@ -113,6 +118,8 @@ struct LaunchReport {
   int64_t surplus_threadgroups = 0;  // that returned at once
   int64_t owner_searches = 0;        // threadgroups that searched cu_seqlens_q
   int64_t owner_lookups = 0;         // threadgroups that read the map
+  int64_t owner_planned = 0;         // threadgroups that read a descriptor
+  int64_t owner_padded = 0;          // threadgroups that are their coordinates
   int64_t spread_partitions = 0;     // partials written for a later merge
   int64_t merges = 0;                // last arrivers that merged
   int64_t kv_bytes = 0;              // K/V bytes the batch has to read once
@@ -164,7 +171,8 @@ class VARLANE_EXPORT Attention {
   //         "block_tables[3][17] = 90210, but the pool has 4096 blocks";
   //         kResourceExhausted when the workspace cannot be had. `plan` is
   //         then empty, and running it is kFailedPrecondition.
-  // Cost:   O(N + table entries in use); no allocation once warm.
+  // Cost:   O(N + table entries in use), for kPlanned also O(w log w) in its w
+  //         descriptors; no allocation once warm.
   Status Plan(const Batch& batch, const AttentionShape& shape, const KvView& kv,
               const PlanOptions& options, AttentionPlan* plan) const;
 

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "attention/owner.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <optional>
+
+#include "base/check.h"
+#include "base/math.h"
+
+namespace varlane {
+namespace {
+
+using Impl = AttentionPlan::Impl;
+
+void MakeMap(Impl* plan) {
+  plan->owner_map.assign(static_cast<size_t>(plan->num_query_blocks), -1);
+  for (int64_t i = 0; i < plan->num_seqs; ++i) {
+    std::fill_n(plan->owner_map.begin() + plan->FirstBlock(i),
+                plan->NumBlocks(i), static_cast<int32_t>(i));
+  }
+}
+
+// Keys of the item's rows within partitions [begin, end).
+int64_t KeysWithin(const Impl::Item& item, int64_t begin, int64_t end) {
+  const int64_t low = std::max(item.mask.low(0), begin * kPartition);
+  const int64_t high =
+      std::min(item.mask.high(item.num_tokens - 1), end * kPartition);
+  return std::max<int64_t>(0, high - low);
+}
+
+void MakeDescriptors(Impl* plan) {
+  plan->descriptors.clear();
+  for (int64_t seq = 0; seq < plan->num_seqs; ++seq) {
+    for (int64_t b = 0; b < plan->NumBlocks(seq); ++b) {
+      const Impl::Item item = plan->Locate(seq, plan->FirstBlock(seq) + b);
+      const int64_t step = plan->spread ? 1 : item.num_partitions();
+      for (int64_t p = item.partition_begin; p < item.partition_end;
+           p += step) {
+        plan->descriptors.push_back(
+            {Impl::Cost(KeysWithin(item, p, p + step), item.num_tokens),
+             static_cast<int32_t>(seq), static_cast<int32_t>(b),
+             static_cast<int32_t>(p), static_cast<int32_t>(p + step)});
+      }
+    }
+  }
+  // Heaviest first, so that the launch ends on small ones; ties in a fixed
+  // order, so that a plan is a pure function of its batch.
+  std::sort(plan->descriptors.begin(), plan->descriptors.end(),
+            [](const Impl::Descriptor& a, const Impl::Descriptor& b) {
+              if (a.cost != b.cost) return a.cost > b.cost;
+              if (a.seq != b.seq) return a.seq < b.seq;
+              if (a.block != b.block) return a.block < b.block;
+              return a.partition_begin < b.partition_begin;
+            });
+}
+
+int64_t MostBlocks(const Impl& plan) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < plan.num_seqs; ++i) {
+    most = std::max(most, plan.NumBlocks(i));
+  }
+  return most;
+}
+
+Status SizeGrid(std::initializer_list<int64_t> axes, Impl* plan) {
+  std::optional<int64_t> size = 1;
+  for (const int64_t axis : axes) {
+    size = CheckedMul(*size, axis);
+    VARLANE_REQUIRE_ARG(size.has_value(), "the ", OwnerPatternName(plan->owner),
+                        " grid of this batch exceeds 2^63 threadgroups");
+  }
+  plan->grid_size = *size;
+  return {};
+}
+
+// Of a threadgroup that names a query block and one of the grid's partitions:
+// the work, or false where there is none.
+bool Place(const Impl& plan, int64_t seq, int64_t block, int64_t partition,
+           Assignment* to) {
+  to->block = block;
+  to->item = plan.Locate(seq, block);
+  const Impl::Item& item = to->item;
+  if (item.num_tokens <= 0 || partition >= item.num_partitions()) return false;
+  to->partition_begin = item.partition_begin + partition;
+  to->partition_end =
+      plan.spread ? to->partition_begin + 1 : item.partition_end;
+  return true;
+}
+
+// Grid: heads x query blocks x partitions.
+bool AssignByBlock(const Impl& plan, int64_t index, WorkerCounters& count,
+                   Assignment* to) {
+  const int64_t partition = index % plan.num_partitions;
+  const int64_t rest = index / plan.num_partitions;
+  to->head = static_cast<int>(rest / plan.num_query_blocks);
+  // Later blocks see more keys: the heaviest go first.
+  const int64_t block =
+      plan.num_query_blocks - 1 - rest % plan.num_query_blocks;
+  int64_t seq = 0;
+  if (plan.owner == OwnerPattern::kMap) {
+    ++count.owner_lookups;
+    seq = plan.owner_map[static_cast<size_t>(block)];
+    if (seq < 0) return false;
+  } else {
+    ++count.owner_searches;
+    seq =
+        FindOwner(plan.cu_seqlens_q.data(), plan.num_seqs, plan.block_q, block);
+  }
+  return Place(plan, seq, block, partition, to);
+}
+
+// Grid: descriptors x heads, heads innermost.
+bool AssignByDescriptor(const Impl& plan, int64_t index, WorkerCounters& count,
+                        Assignment* to) {
+  ++count.owner_planned;
+  const int heads = plan.layout.num_kv_heads;
+  const Impl::Descriptor& work =
+      plan.descriptors[static_cast<size_t>(index / heads)];
+  to->head = static_cast<int>(index % heads);
+  to->block = plan.FirstBlock(work.seq) + work.block;
+  to->item = plan.Locate(work.seq, to->block);
+  to->partition_begin = work.partition_begin;
+  to->partition_end = work.partition_end;
+  return true;
+}
+
+// Grid: heads x sequences x blocks of the longest query x partitions.
+bool AssignByAxes(const Impl& plan, int64_t index, WorkerCounters& count,
+                  Assignment* to) {
+  ++count.owner_padded;
+  const int64_t partition = index % plan.num_partitions;
+  int64_t rest = index / plan.num_partitions;
+  const int64_t block =
+      plan.padded_query_blocks - 1 - rest % plan.padded_query_blocks;
+  rest /= plan.padded_query_blocks;
+  const int64_t seq = rest % plan.num_seqs;
+  to->head = static_cast<int>(rest / plan.num_seqs);
+  if (block >= plan.NumBlocks(seq)) return false;
+  return Place(plan, seq, plan.FirstBlock(seq) + block, partition, to);
+}
+
+}  // namespace
+
+Status PrepareOwners(Impl* plan) {
+  const int64_t heads = plan->layout.num_kv_heads;
+  switch (plan->owner) {
+    case OwnerPattern::kSearch:
+      break;
+    case OwnerPattern::kMap:
+      MakeMap(plan);
+      break;
+    case OwnerPattern::kPlanned:
+      MakeDescriptors(plan);
+      return SizeGrid({static_cast<int64_t>(plan->descriptors.size()), heads},
+                      plan);
+    case OwnerPattern::kPadded:
+      plan->padded_query_blocks = MostBlocks(*plan);
+      return SizeGrid({heads, plan->num_seqs, plan->padded_query_blocks,
+                       plan->num_partitions},
+                      plan);
+  }
+  return SizeGrid({heads, plan->num_query_blocks, plan->num_partitions}, plan);
+}
+
+bool Assign(const Impl& plan, int64_t index, WorkerCounters& count,
+            Assignment* assignment) {
+  bool found = false;
+  switch (plan.owner) {
+    case OwnerPattern::kSearch:
+    case OwnerPattern::kMap:
+      found = AssignByBlock(plan, index, count, assignment);
+      break;
+    case OwnerPattern::kPlanned:
+      found = AssignByDescriptor(plan, index, count, assignment);
+      break;
+    case OwnerPattern::kPadded:
+      found = AssignByAxes(plan, index, count, assignment);
+      break;
+  }
+  if (!found) ++count.surplus;
+  return found;
+}
+
+int64_t FindOwner(const int32_t* cu_seqlens_q, int64_t num_seqs, int block_q,
+                  int64_t block) {
+  int64_t low = 0;  // invariant: start(low) <= block < start(high)
+  int64_t high = num_seqs;
+  while (high - low > 1) {
+    const int64_t mid = low + (high - low) / 2;
+    if (cu_seqlens_q[mid] / block_q + mid <= block) {
+      low = mid;
+    } else {
+      high = mid;
+    }
+  }
+  return low;
+}
+
+}  // namespace varlane
