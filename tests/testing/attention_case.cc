@@ -458,7 +458,8 @@ void AttentionCase::ExpectMatchesReference(const Output& output) const {
         for (size_t d = 0; d < dv; ++d) {
           const double allowed =
               c * bound[d] +
-              OutputRounding(spec_.out_dtype) * std::abs(want[d]) + 1e-30;
+              OutputRounding(spec_.out_dtype) * std::abs(want[d]) +
+              OutputFloor(spec_.out_dtype);
           ASSERT_NEAR(output.out[at * dv + d], want[d], allowed)
               << "seq " << s << " token " << i << " head " << h << " dim " << d;
         }
