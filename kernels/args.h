@@ -123,6 +123,32 @@ struct MergeArgs {
   std::byte* scratch = nullptr;  // 64-byte aligned, PartialFloats floats
 };
 
+// Finished rows of attention over some of the keys.
+struct StateRows {
+  const void* out = nullptr;  // [rows, v_head_size]
+  DType dtype = DType::kF32;
+  int64_t stride = 0;          // elements
+  const float* lse = nullptr;  // [rows], natural; -inf: the row is empty
+};
+
+// Merges rows [row_begin, row_end) of states over disjoint key sets.
+struct MergeStatesArgs {
+  const StateRows* states = nullptr;
+  int64_t num_states = 0;
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  int v_head_size = 0;
+  void* out = nullptr;  // of row 0, as lse
+  DType out_dtype = DType::kF32;
+  int64_t out_stride = 0;
+  float* lse = nullptr;          // may be null
+  std::byte* scratch = nullptr;  // 64-byte aligned, MergeStatesScratchBytes
+};
+inline constexpr size_t MergeStatesScratchBytes(int v_head_size) {
+  return 2 * sizeof(float) *
+         static_cast<size_t>((v_head_size + kLanes - 1) / kLanes * kLanes);
+}
+
 // Writes one token of one kv head: rounds (to nearest even) and packs.
 struct WriteArgs {
   const void* k = nullptr;  // [D] contiguous

@@ -27,6 +27,8 @@ struct KvKernels {
   void (*write)(const WriteArgs& args);
   // Bytes of AttendArgs::scratch for that many rows.
   size_t (*attend_scratch_bytes)(int rows, int head_size, int v_head_size);
+  // Finished rows of disjoint key sets; does not depend on the cache's dtype.
+  void (*merge_states)(const MergeStatesArgs& args);
 };
 
 struct KernelTable {

@@ -20,14 +20,16 @@
 #include "kernels/attend-inl.h"
 // After attend-inl.h:
 #include "kernels/write-inl.h"
+// After rows-inl.h:
+#include "kernels/merge_states-inl.h"
 
 namespace varlane {
 namespace VARLANE_NS {
 
 template <class Ops>
 constexpr KvKernels MakeKvKernels() {
-  return {&AttendToken<Ops>, &AttendRows<Ops>, &MergePartials<Ops>,
-          &WriteToken<Ops>, &AttendScratchBytes<Ops>};
+  return {&AttendToken<Ops>, &AttendRows<Ops>,         &MergePartials<Ops>,
+          &WriteToken<Ops>,  &AttendScratchBytes<Ops>, &MergeStateRows<Ops>};
 }
 
 }  // namespace VARLANE_NS

@@ -25,6 +25,7 @@ PUBLIC_LAYER = {
     "runtime.h": 1,
     "memory_budget.h": 2, "kv_pool.h": 2,
     "attention.h": 3,
+    "kv_ops.h": 3, "merge_states.h": 3,
     "scheduler.h": 4,
 }
 
