@@ -18,14 +18,15 @@
 
 namespace varlane {
 
-#define VARLANE_DECLARE_TARGET(ns) \
-  namespace ns {                   \
-  extern const KvKernels kKvF32;   \
-  extern const KvKernels kKvBf16;  \
-  extern const KvKernels kKvF16;   \
+#define VARLANE_DECLARE_TARGET(ns)   \
+  namespace ns {                     \
+  extern const KvKernels kKvF32;     \
+  extern const KvKernels kKvBf16;    \
+  extern const KvKernels kKvF16;     \
+  extern const LimitKernels kLimits; \
   }
 #define VARLANE_TABLE(ns, name, fma) \
-  { name, fma, &ns::kKvF32, &ns::kKvBf16, &ns::kKvF16 }
+  { name, fma, &ns::kKvF32, &ns::kKvBf16, &ns::kKvF16, &ns::kLimits }
 
 VARLANE_DECLARE_TARGET(HWY_NAMESPACE)  // the static target
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "kernels/args.h"
+#include "kernels/limits.h"
 #include "varlane/dtype.h"
 
 namespace varlane {
@@ -37,6 +38,7 @@ struct KernelTable {
   const KvKernels* f32;
   const KvKernels* bf16;
   const KvKernels* f16;
+  const LimitKernels* limits;
 
   const KvKernels& For(DType dtype) const {
     return dtype == DType::kF32 ? *f32 : dtype == DType::kBF16 ? *bf16 : *f16;

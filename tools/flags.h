@@ -28,6 +28,7 @@ void AddPlanCommand(CLI::App* app, Run* run);
 void AddAttendCommand(CLI::App* app, Run* run);
 void AddReplayCommand(CLI::App* app, Run* run);
 void AddTraceCommand(CLI::App* app, Run* run);
+void AddBenchCommand(CLI::App* app, Run* run);
 
 // Ends with exit code 2 and this sentence.
 [[noreturn]] void ThrowUsage(const std::string& message);

@@ -52,6 +52,7 @@ int ParseAndRun(int argc, char** argv) {
   AddAttendCommand(&app, &run);
   AddReplayCommand(&app, &run);
   AddTraceCommand(&app, &run);
+  AddBenchCommand(&app, &run);
   try {
     RefuseUnknownCommand(app, argc, argv);
     app.parse(argc, argv);

@@ -1,0 +1,263 @@
+// The limits over a runtime's workers: include/varlane/limits.h.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include "varlane/limits.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <new>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/math.h"
+#include "kernels/kernel_table.h"
+
+namespace varlane {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Result<const LimitKernels*> FindLimits(const Runtime* runtime) {
+  VARLANE_REQUIRE_ARG(runtime != nullptr, "runtime is null");
+  const std::string& name = runtime->options().simd_target;
+  const KernelTable* table = FindKernels(name == "best" ? "" : name);
+  VARLANE_REQUIRE(table != nullptr, StatusCode::kNotFound, "simd_target = \"",
+                  name, "\" is not supported here");
+  return table->limits;
+}
+
+// One way to read.
+struct Loop {
+  int streams;
+  bool prefetch;
+  bool shared_out;  // small threadgroups as workers come; else equal shares
+  bool by_block;    // whole blocks; else one KV head after the other
+};
+
+std::vector<Loop> AllLoops() {
+  std::vector<Loop> loops;
+  for (const bool by_block : {false, true}) {
+    for (const bool shared_out : {false, true}) {
+      for (const int streams : {1, 2, 4, 8}) {
+        for (const bool prefetch : {false, true}) {
+          loops.push_back({streams, prefetch, shared_out, by_block});
+        }
+      }
+    }
+  }
+  return loops;
+}
+
+// Bytes of a threadgroup that is shared out: some ten microseconds.
+constexpr int64_t kSharedBytes = int64_t{256} << 10;
+
+// The read order of one layer's K/V, as chunks of one size.
+class ChunkLists {
+ public:
+  ChunkLists(const KvView& kv, int layer)
+      : kv_(kv),
+        layer_(layer),
+        chunk_bytes_(
+            std::gcd(kv.layout.k_head_bytes(), kv.layout.v_head_bytes())) {}
+
+  // The blocks of one sequence.
+  void Add(std::span<const int32_t> blocks) {
+    for (int head = 0; head < kv_.layout.num_kv_heads; ++head) {
+      for (const int32_t block : blocks) {
+        AddRange(kv_.k(block, layer_, head), kv_.layout.k_head_bytes(),
+                 &by_head_);
+        AddRange(kv_.v(block, layer_, head), kv_.layout.v_head_bytes(),
+                 &by_head_);
+      }
+    }
+    for (const int32_t block : blocks) {
+      AddRange(kv_.k(block, layer_, 0), kv_.layout.layer_bytes(), &by_block_);
+    }
+  }
+
+  int64_t chunk_bytes() const { return chunk_bytes_; }
+  const std::vector<const std::byte*>& Get(bool by_block) const {
+    return by_block ? by_block_ : by_head_;
+  }
+
+ private:
+  void AddRange(const std::byte* from, int64_t bytes,
+                std::vector<const std::byte*>* to) const {
+    for (int64_t at = 0; at < bytes; at += chunk_bytes_) {
+      to->push_back(from + at);
+    }
+  }
+
+  KvView kv_;
+  int layer_;
+  int64_t chunk_bytes_;
+  std::vector<const std::byte*> by_head_;
+  std::vector<const std::byte*> by_block_;
+};
+
+Status Validate(const KvView& kv, int layer, const Batch& batch) {
+  VARLANE_RETURN_IF_ERROR(kv.layout.Validate());
+  VARLANE_REQUIRE_ARG(kv.base != nullptr, "the KV view's base is null");
+  VARLANE_REQUIRE_ARG(layer >= 0 && layer < kv.layout.num_layers,
+                      "layer = ", layer, ", but the layout has ",
+                      kv.layout.num_layers, " layers");
+  for (int64_t i = 0; i < batch.num_seqs(); ++i) {
+    const int64_t length = batch.seq_lens[static_cast<size_t>(i)];
+    VARLANE_REQUIRE_ARG(length >= 0, "seq_lens[", i, "] = ", length,
+                        ", must not be negative");
+    const int64_t blocks = DivCeil<int64_t>(length, kv.layout.block_size);
+    VARLANE_REQUIRE_ARG(
+        blocks <= batch.block_table_stride, "seq_lens[", i, "] = ", length,
+        " needs ", blocks,
+        " blocks, but block_table_stride = ", batch.block_table_stride);
+    for (int64_t j = 0; j < blocks; ++j) {
+      const int64_t at = i * batch.block_table_stride + j;
+      VARLANE_REQUIRE_ARG(std::cmp_less(at, batch.block_tables.size()),
+                          "block_tables has ", batch.block_tables.size(),
+                          " entries, but block_tables[", i, "][", j,
+                          "] is needed");
+      const int32_t block = batch.block_tables[static_cast<size_t>(at)];
+      VARLANE_REQUIRE_ARG(block >= 0 && block < kv.num_blocks, "block_tables[",
+                          i, "][", j, "] = ", block, ", but the pool has ",
+                          kv.num_blocks, " blocks");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+// --- ReadProbe ---------------------------------------------------------------
+
+class ReadProbe::Impl {
+ public:
+  Impl(Runtime* runtime, const LimitKernels* kernels, const KvView& kv,
+       int layer, const Batch& batch)
+      : runtime_(runtime),
+        kernels_(kernels),
+        lists_(kv, layer),
+        loops_(AllLoops()) {
+    for (int64_t i = 0; i < batch.num_seqs(); ++i) {
+      const int64_t length = batch.seq_lens[static_cast<size_t>(i)];
+      lists_.Add(batch.block_tables.subspan(
+          static_cast<size_t>(i * batch.block_table_stride),
+          static_cast<size_t>(DivCeil<int64_t>(length, kv.layout.block_size))));
+    }
+  }
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(lists_.Get(false).size()) *
+           lists_.chunk_bytes();
+  }
+  const std::vector<Loop>& loops() const { return loops_; }
+
+  Result<double> Run(const Loop& loop) {
+    const std::vector<const std::byte*>& chunks = lists_.Get(loop.by_block);
+    const auto count = static_cast<int64_t>(chunks.size());
+    const int64_t share =
+        loop.shared_out
+            ? std::max<int64_t>(1, kSharedBytes / lists_.chunk_bytes())
+            : std::max<int64_t>(
+                  1, DivCeil<int64_t>(count, runtime_->num_workers()));
+    const auto body = [&](const Threadgroup& tg) {
+      const int64_t begin = tg.index() * share;
+      ReadArgs args;
+      args.chunks = chunks.data() + begin;
+      args.num_chunks = std::min(share, count - begin);
+      args.chunk_bytes = lists_.chunk_bytes();
+      args.streams = loop.streams;
+      args.prefetch = loop.prefetch;
+      sink_.fetch_xor(kernels_->read(args), std::memory_order_relaxed);
+    };
+    const Clock::time_point start = Clock::now();
+    VARLANE_RETURN_IF_ERROR(
+        runtime_->Launch(Grid{DivCeil<int64_t>(count, share)}, body));
+    return SecondsSince(start);
+  }
+
+ private:
+  Runtime* runtime_;
+  const LimitKernels* kernels_;
+  ChunkLists lists_;
+  std::vector<Loop> loops_;
+  std::atomic<uint32_t> sink_{0};  // keeps the reads alive
+};
+
+ReadProbe::ReadProbe(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ReadProbe::~ReadProbe() = default;
+
+Result<std::unique_ptr<ReadProbe>> ReadProbe::Create(Runtime* runtime,
+                                                     const KvView& kv,
+                                                     int layer,
+                                                     const Batch& batch) {
+  const Result<const LimitKernels*> kernels = FindLimits(runtime);
+  if (!kernels.ok()) return kernels.status();
+  VARLANE_RETURN_IF_ERROR(Validate(kv, layer, batch));
+  try {
+    return std::unique_ptr<ReadProbe>(new ReadProbe(
+        std::make_unique<Impl>(runtime, *kernels, kv, layer, batch)));
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::kResourceExhausted, "no memory for ReadProbe");
+  }
+}
+
+int64_t ReadProbe::bytes() const noexcept { return impl_->bytes(); }
+int ReadProbe::num_loops() const noexcept {
+  return static_cast<int>(impl_->loops().size());
+}
+
+std::string ReadProbe::LoopName(int loop) const {
+  if (loop < 0 || loop >= num_loops()) return "?";
+  const Loop& l = impl_->loops()[static_cast<size_t>(loop)];
+  return StrCat(l.streams, l.streams == 1 ? " stream" : " streams",
+                l.prefetch ? ", prefetch" : "",
+                l.shared_out ? ", shared out" : ", equal shares",
+                l.by_block ? ", by block" : ", by head");
+}
+
+Result<double> ReadProbe::Run(int loop) {
+  VARLANE_REQUIRE(loop >= 0 && loop < num_loops(), StatusCode::kOutOfRange,
+                  "loop = ", loop, ", but there are ", num_loops());
+  return impl_->Run(impl_->loops()[static_cast<size_t>(loop)]);
+}
+
+// --- multiply peak -----------------------------------------------------------
+
+Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
+                                   double seconds) {
+  const Result<const LimitKernels*> kernels = FindLimits(runtime);
+  if (!kernels.ok()) return kernels.status();
+  VARLANE_REQUIRE_ARG(seconds > 0 && seconds <= 60, "seconds = ", seconds,
+                      ", must be in (0, 60]");
+  const auto multiply = dtype == DType::kBF16 ? (*kernels)->multiply_bf16
+                                              : (*kernels)->multiply_f32;
+  // Small threadgroups until the time is up: no worker idles at the end.
+  constexpr int64_t kSteps = 20000;
+  float warm = 0;
+  const Clock::time_point before = Clock::now();
+  (void)multiply(kSteps, &warm);
+  const double step_seconds = std::max(SecondsSince(before), 1e-7);
+  const int workers = runtime->num_workers();
+  const auto groups = static_cast<int64_t>(
+      std::clamp(seconds / step_seconds * workers, double(workers), 1e7));
+  std::atomic<int64_t> flops{0};
+  std::atomic<float> sink{warm};
+  const auto body = [&](const Threadgroup&) {
+    float sum = 0;
+    flops.fetch_add(multiply(kSteps, &sum), std::memory_order_relaxed);
+    sink.store(sum, std::memory_order_relaxed);
+  };
+  const Clock::time_point start = Clock::now();
+  VARLANE_RETURN_IF_ERROR(runtime->Launch(Grid{groups}, body));
+  return static_cast<double>(flops.load()) / SecondsSince(start);
+}
+
+}  // namespace varlane

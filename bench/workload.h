@@ -1,0 +1,123 @@
+// Workload: a named batch over a paged pool, ready to be launched and read.
+//
+// What the Google Benchmarks here and `varlane bench kernels` both measure.
+// Public API only.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_BENCH_WORKLOAD_H_
+#define VARLANE_BENCH_WORKLOAD_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "varlane/attention.h"
+#include "varlane/kv_pool.h"
+#include "varlane/limits.h"
+#include "varlane/runtime.h"
+
+namespace varlane::bench {
+
+struct Heads {
+  int q = 16;
+  int kv = 4;
+  int size = 128;
+
+  std::string Name() const;  // "16/4/128"
+};
+
+// `count` sequences of q_len query tokens at a context of `context` tokens.
+struct Group {
+  int count = 1;
+  int q_len = 1;
+  int context = 1;
+};
+
+struct Shape {
+  std::string name;  // "decode 64x1@2048"
+  std::vector<Group> groups;
+  SequenceMask mask = {};
+
+  int64_t num_blocks() const;  // of kBlockTokens
+  int64_t total_q() const;
+};
+
+inline constexpr int kBlockTokens = 16;
+
+// A pool of one layer full of numbers, whose blocks are handed out in a random
+// order.
+class KvFixture {
+ public:
+  // Errors: those of KvPool::Create.
+  static Result<std::unique_ptr<KvFixture>> Create(Runtime* runtime,
+                                                   DType dtype,
+                                                   const Heads& heads,
+                                                   int64_t num_blocks);
+
+  const Heads& heads() const { return heads_; }
+  DType dtype() const { return pool_->layout().dtype; }
+  KvView view() const { return pool_->view(); }
+  // [num_blocks], a permutation.
+  const std::vector<int32_t>& blocks() const { return blocks_; }
+
+ private:
+  KvFixture() = default;
+  Status Fill(Runtime* runtime);
+
+  Heads heads_;
+  std::unique_ptr<KvPool> pool_;
+  std::vector<int32_t> blocks_;
+};
+
+// A shape on a fixture, as several copies over different blocks that runs and
+// reads take in turn: with enough of them every run finds its pages cold.
+class Workload {
+ public:
+  // `first_block` into fixture.blocks(). Lifetime: all arguments outlive it.
+  // Errors: kOutOfRange when the fixture has too few blocks; those of Plan.
+  static Result<std::unique_ptr<Workload>> Create(Attention* attention,
+                                                  const KvFixture* fixture,
+                                                  const Shape& shape,
+                                                  int copies = 1,
+                                                  int64_t first_block = 0);
+
+  // Wall seconds of one launch of the next copy.
+  Result<double> Run();
+  // Plain reads of the next copy's pages; probes are made on first use.
+  Result<double> Read(Runtime* runtime, int loop);
+  Result<ReadProbe*> Probe(Runtime* runtime);  // of copy 0
+
+  const Shape& shape() const { return shape_; }
+  const LaunchReport& report() const { return report_; }  // of the last Run
+  const std::vector<float>& out() const { return out_; }
+  const std::vector<BF16>& q() const { return q_; }
+  int64_t kv_bytes() const { return report_.kv_bytes; }
+
+ private:
+  Workload() = default;
+  Batch BatchOf(size_t copy) const;
+  size_t NextCopy();
+
+  Attention* attention_ = nullptr;
+  const KvFixture* fixture_ = nullptr;
+  Shape shape_;
+  std::vector<int32_t> cu_seqlens_q_;
+  std::vector<int32_t> seq_lens_;
+  int64_t stride_ = 0;
+  std::vector<std::vector<int32_t>> tables_;  // [copies]
+  std::vector<AttentionPlan> plans_;          // [copies]
+  std::vector<std::unique_ptr<ReadProbe>> probes_;
+  size_t next_ = 0;
+  std::vector<BF16> q_;     // [total_q, Hq, D]
+  std::vector<float> out_;  // [total_q, Hq, D]
+  LaunchReport report_;
+};
+
+// Bytes of K/V the shape has, whole blocks.
+int64_t KvBytes(const Shape& shape, const Heads& heads, DType dtype);
+int64_t KvBlockBytes(const Heads& heads, DType dtype);
+
+}  // namespace varlane::bench
+
+#endif  // VARLANE_BENCH_WORKLOAD_H_

@@ -1,0 +1,77 @@
+// Limits: what this machine can do at most, to hold a launch against.
+//
+// Attention must read its K/V once and multiply once: no launch is faster than
+// the slower of a plain read of the same pages and the same multiplies in
+// registers. Both are measured with a runtime's own workers and kernel table,
+// beside the launch in question: a limit taken elsewhere or at another time is
+// another machine's. Layer 3.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_LIMITS_H_
+#define VARLANE_LIMITS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "varlane/attention.h"
+#include "varlane/dtype.h"
+#include "varlane/export.h"
+#include "varlane/kv_layout.h"
+#include "varlane/runtime.h"
+#include "varlane/status.h"
+
+namespace varlane {
+
+// Plain reads of all K/V of a batch, in the order attention visits them.
+//
+// There are several loops - 1 to 8 chunks side by side, with and without
+// software prefetch, an equal share a worker or threadgroups as they come,
+// head by head or whole blocks - since no single one is best everywhere. Run
+// each, keep the best.
+//
+// Threads: one probe serves one Run at a time.
+class VARLANE_EXPORT ReadProbe {
+ public:
+  // Every key of every sequence is read, whatever the batch's masks say; only
+  // seq_lens and block_tables are looked at.
+  // Errors:   kInvalidArgument naming place, value and limit; kNotFound for an
+  //           unknown RuntimeOptions::simd_target; kResourceExhausted.
+  // Lifetime: `runtime` and the memory of `kv` must outlive it; `batch` is
+  //           borrowed during the call.
+  static Result<std::unique_ptr<ReadProbe>> Create(Runtime* runtime,
+                                                   const KvView& kv, int layer,
+                                                   const Batch& batch);
+  ~ReadProbe();
+  ReadProbe(const ReadProbe&) = delete;
+  ReadProbe& operator=(const ReadProbe&) = delete;
+
+  int64_t bytes() const noexcept;  // read by one Run
+  int num_loops() const noexcept;
+  // "4 streams, prefetch, shared out, by head".
+  std::string LoopName(int loop) const;
+
+  // Reads everything once; returns wall seconds of the launch.
+  // Errors: kOutOfRange (loop); those of Runtime::Launch.
+  Result<double> Run(int loop);
+
+ private:
+  class Impl;
+  explicit ReadProbe(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// The rate of fused multiply-adds with all operands in registers, all workers
+// together, in flops a second (a multiply-add is two): the bf16 dot product for
+// kBF16 where the kernel table has it - else the two fp32 multiply-adds that
+// stand for it -, fp32 for the others.
+//
+// Cost:   about `seconds` on every worker.
+// Errors: kNotFound (simd_target); kInvalidArgument (seconds not in (0, 60]);
+//         those of Runtime::Launch.
+VARLANE_EXPORT Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
+                                                  double seconds);
+
+}  // namespace varlane
+
+#endif  // VARLANE_LIMITS_H_

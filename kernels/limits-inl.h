@@ -1,0 +1,120 @@
+// Read loops and multiply loops of the limits, for the target in force.
+//
+// Included once per pass by limits.cc after vec-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+constexpr size_t kLine = 64;
+constexpr size_t kLineVecs = kLine / (kN * sizeof(uint32_t));
+
+// kStreams chunks side by side, a line of each in turn.
+template <int kStreams>
+HWY_INLINE hn::Vec<DU> ReadChunks(const std::byte* const* chunks,
+                                  const std::byte* const* next, size_t bytes) {
+  const DU du;
+  hn::Vec<DU> sums[kStreams];
+  for (auto& sum : sums) sum = hn::Zero(du);
+  for (size_t line = 0; line < bytes; line += kLine) {
+    for (int s = 0; s < kStreams; ++s) {
+      if (next != nullptr) hwy::Prefetch(next[s] + line);
+      for (size_t v = 0; v < kLineVecs; ++v) {
+        const auto* p = reinterpret_cast<const uint32_t*>(chunks[s] + line);
+        sums[s] = hn::Xor(sums[s], hn::Load(du, p + v * kN));
+      }
+    }
+  }
+  for (int s = 1; s < kStreams; ++s) sums[0] = hn::Xor(sums[0], sums[s]);
+  return sums[0];
+}
+
+template <int kStreams>
+HWY_INLINE hn::Vec<DU> ReadAll(const ReadArgs& args) {
+  const auto bytes = static_cast<size_t>(args.chunk_bytes);
+  hn::Vec<DU> sum = hn::Zero(DU());
+  int64_t i = 0;
+  for (; i + kStreams <= args.num_chunks; i += kStreams) {
+    const bool more = i + 2 * kStreams <= args.num_chunks;
+    const std::byte* const* next =
+        args.prefetch && more ? args.chunks + i + kStreams : nullptr;
+    sum = hn::Xor(sum, ReadChunks<kStreams>(args.chunks + i, next, bytes));
+  }
+  for (; i < args.num_chunks; ++i) {
+    sum = hn::Xor(sum, ReadChunks<1>(args.chunks + i, nullptr, bytes));
+  }
+  return sum;
+}
+
+inline uint32_t ReadLimit(const ReadArgs& args) {
+  const hn::Vec<DU> sum = args.streams == 8   ? ReadAll<8>(args)
+                          : args.streams == 4 ? ReadAll<4>(args)
+                          : args.streams == 2 ? ReadAll<2>(args)
+                                              : ReadAll<1>(args);
+  alignas(64) uint32_t lanes[kLanes] = {};
+  hn::Store(sum, DU(), lanes);
+  uint32_t all = 0;
+  for (const uint32_t lane : lanes) all ^= lane;
+  return all;
+}
+
+// Enough chains to hide the latency of the multiply-add (6 cycles at two a
+// cycle for VDPBF16PS), few enough to leave registers for the operands.
+constexpr int kChains = 12;
+
+struct MultiplyF32 {
+  static constexpr int64_t kFlops = 2;
+  V a;
+  V b;
+  explicit HWY_INLINE MultiplyF32(const float* from)
+      : a(LoadF(from)), b(LoadF(from + kLanes)) {}
+  HWY_INLINE V operator()(V acc) const { return Fma(a, b, acc); }
+};
+
+#if VARLANE_NATIVE_BF16
+struct MultiplyBf16 {
+  static constexpr int64_t kFlops = 4;
+  __m512bh a;
+  __m512bh b;
+  explicit HWY_INLINE MultiplyBf16(const float* from)
+      : a(reinterpret_cast<__m512bh>(_mm512_loadu_si512(from))),
+        b(reinterpret_cast<__m512bh>(_mm512_loadu_si512(from + kLanes))) {}
+  HWY_INLINE V operator()(V acc) const {
+    return V{_mm512_dpbf16_ps(acc.raw, a, b)};
+  }
+};
+#else
+struct MultiplyBf16 {
+  static constexpr int64_t kFlops = 4;
+  V a;
+  V b;
+  explicit HWY_INLINE MultiplyBf16(const float* from)
+      : a(LoadF(from)), b(LoadF(from + kLanes)) {}
+  // Odd product first, then the even one, as OpsBf16 has it.
+  HWY_INLINE V operator()(V acc) const { return Fma(b, a, Fma(a, b, acc)); }
+};
+#endif
+
+template <class Multiply>
+int64_t MultiplyLimit(int64_t steps, float* sink) {
+  // Operands that no compiler can know, tiny so that nothing overflows.
+  alignas(64) volatile float seed[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) seed[i] = 1e-6f * static_cast<float>(i);
+  alignas(64) float operands[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) operands[i] = seed[i];
+  const Multiply multiply(operands);
+  V acc[kChains];
+  for (int c = 0; c < kChains; ++c) acc[c] = Broadcast(operands[c]);
+  for (int64_t step = 0; step < steps; ++step) {
+    for (int c = 0; c < kChains; ++c) acc[c] = multiply(acc[c]);
+  }
+  V sum = Zero();
+  for (int c = 0; c < kChains; ++c) sum = hn::Add(sum, acc[c]);
+  alignas(64) float lanes[kLanes] = {};
+  StoreF(sum, lanes);
+  *sink += SumLanes(lanes);
+  return steps * kChains * static_cast<int64_t>(kN) * Multiply::kFlops;
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane

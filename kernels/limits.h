@@ -1,0 +1,34 @@
+// What this CPU can do at most: plain reads, and multiplies in registers.
+//
+// The yardsticks that kernels are held against; no Highway here.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_KERNELS_LIMITS_H_
+#define VARLANE_KERNELS_LIMITS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace varlane {
+
+// Chunks of one size to read whole, each at its own place.
+struct ReadArgs {
+  const std::byte* const* chunks = nullptr;  // [num_chunks], 64-byte aligned
+  int64_t num_chunks = 0;
+  int64_t chunk_bytes = 0;  // a multiple of 64
+  int streams = 1;          // chunks read side by side: 1, 2, 4 or 8
+  bool prefetch = false;    // fetch the chunks `streams` further on meanwhile
+};
+
+struct LimitKernels {
+  // Reads every byte; the result depends on all of them.
+  uint32_t (*read)(const ReadArgs& args);
+  // `steps` rounds of fused multiply-adds with all operands in registers;
+  // returns the flops done (2 a multiply-add), adds something to *sink.
+  int64_t (*multiply_f32)(int64_t steps, float* sink);
+  int64_t (*multiply_bf16)(int64_t steps, float* sink);  // two products a lane
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_KERNELS_LIMITS_H_

@@ -1,0 +1,300 @@
+// Rows on whole batches: mixed and ragged ones beside their parts, a window
+// beside a short context, two workers beside one, other kernel tables.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <cstring>
+#include <utility>
+
+#include "tools/bench_session.h"
+#include "tools/status_util.h"
+
+namespace varlane::tools {
+namespace {
+
+using bench::Group;
+using bench::Heads;
+using bench::KvFixture;
+using bench::Shape;
+using bench::Workload;
+
+constexpr const char* kSuffix = " bf16 16/4/128";
+
+// --- a batch beside the sum of its parts -------------------------------------
+
+// Each part on its own stretch of the pool: the same blocks as in the whole
+// would be warm.
+Status MeasureParts(BenchSession* session, const Shape& whole,
+                    const std::vector<Shape>& parts, SampleBudget budget,
+                    BenchRow* row) {
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<KvFixture> fixture,
+      session->MakeFixture(DType::kBF16, Heads{}, 2 * whole.num_blocks()));
+  std::vector<std::unique_ptr<Workload>> works;
+  std::vector<Sampler> samplers;
+  const auto add = [&](const Shape& shape, int64_t first_block) -> Status {
+    VARLANE_TOOLS_ASSIGN(std::unique_ptr<Workload> work,
+                         Workload::Create(session->attention(), fixture.get(),
+                                          shape, 1, first_block));
+    works.push_back(std::move(work));
+    // Goes are not repeated one by one: whole and parts alternate.
+    samplers.push_back(
+        {[at = works.back().get()] { return at->Run(); }, false});
+    return {};
+  };
+  VARLANE_TOOLS_TRY(add(whole, 0));
+  int64_t first_block = whole.num_blocks();
+  for (const Shape& part : parts) {
+    VARLANE_TOOLS_TRY(add(part, first_block));
+    first_block += part.num_blocks();
+  }
+  VARLANE_TOOLS_ASSIGN(const auto samples, Interleave(samplers, budget));
+  std::vector<double> sums;
+  std::vector<double> ratios;
+  for (size_t round = 0; round < samples[0].size(); ++round) {
+    double sum = 0;
+    for (size_t part = 1; part < samples.size(); ++part) {
+      sum += samples[part][round];
+    }
+    sums.push_back(sum);
+    ratios.push_back(samples[0][round] / sum);
+  }
+  row->value = Median(samples[0]) * 1e6;
+  row->limit = Median(sums) * 1e6;
+  row->detail = "limit: the parts one after the other";
+  SetRatios(ratios, row);
+  return {};
+}
+
+void AddPartsRow(BenchSession* session, const Shape& whole,
+                 const std::vector<Shape>& parts, int min_rounds) {
+  BenchRow row;
+  row.name = whole.name + kSuffix;
+  row.unit = "us";
+  row.sense = Sense::kRatioAtMost;
+  row.must = 1.05;
+  SampleBudget budget = session->budget();
+  budget.min_rounds = min_rounds;
+  session->Add(std::move(row), [&](BenchRow* to) {
+    return MeasureParts(session, whole, parts, budget, to);
+  });
+}
+
+// --- a window beside a short context -----------------------------------------
+
+Status MeasureWindow(BenchSession* session, BenchRow* row) {
+  constexpr int kWindow = 1024;
+  constexpr int kSeqs = 8;
+  Shape windowed = {"windowed", {{kSeqs, 1, 32768}}};
+  windowed.mask.window_left = kWindow - 1;
+  const Shape plain = {"plain", {{kSeqs, 1, kWindow}}};
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<KvFixture> fixture,
+      session->MakeFixture(DType::kBF16, Heads{},
+                           windowed.num_blocks() + plain.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> with,
+      Workload::Create(session->attention(), fixture.get(), windowed));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> without,
+                       Workload::Create(session->attention(), fixture.get(),
+                                        plain, 1, windowed.num_blocks()));
+  const std::vector<Sampler> samplers = {
+      {[&with] { return with->Run(); }},
+      {[&without] { return without->Run(); }}};
+  VARLANE_TOOLS_ASSIGN(const auto samples,
+                       Interleave(samplers, session->budget()));
+  std::vector<double> ratios;
+  for (size_t i = 0; i < samples[0].size(); ++i) {
+    ratios.push_back(samples[0][i] / samples[1][i]);
+  }
+  row->value = Median(samples[0]) * 1e6;
+  row->limit = Median(samples[1]) * 1e6;
+  row->detail = "limit: a context of 1024, no window";
+  SetRatios(ratios, row);
+  return {};
+}
+
+// --- two workers beside one --------------------------------------------------
+
+// Multiplies bind, not memory: what one core can do two can do twice.
+const std::vector<Shape>& ComputeBound() {
+  static const std::vector<Shape> shapes = {
+      {"prefill 1x4096@4096", {{1, 4096, 4096}}},
+      {"prefill chunk 1x512@8192", {{1, 512, 8192}}},
+      {"prefill 8x512@512", {{8, 512, 512}}},
+  };
+  return shapes;
+}
+
+Status MeasureScaling(BenchSession* session, const Shape& shape, DType dtype,
+                      BenchRow* row) {
+  RuntimeOptions options = session->options().runtime;
+  options.num_threads = 1;
+  VARLANE_TOOLS_ASSIGN(const Engine one, MakeEngine(options));
+  options.num_threads = 2;
+  VARLANE_TOOLS_ASSIGN(const Engine two, MakeEngine(options));
+  if (two.runtime->num_workers() < 2) {
+    return Fail(StatusCode::kFailedPrecondition,
+                "this machine lets us have one core only");
+  }
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<KvFixture> fixture,
+      session->MakeFixture(dtype, Heads{}, shape.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> with_one,
+      Workload::Create(one.attention.get(), fixture.get(), shape));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> with_two,
+      Workload::Create(two.attention.get(), fixture.get(), shape));
+  const std::vector<Sampler> samplers = {
+      {[&] { return with_two->Run(); }},
+      {[&] { return with_one->Run(); }},
+      {[&] { return session->Peak(two.runtime.get(), dtype); }, false},
+      {[&] { return session->Peak(one.runtime.get(), dtype); }, false}};
+  VARLANE_TOOLS_ASSIGN(const auto samples,
+                       Interleave(samplers, session->budget()));
+  std::vector<double> ratios;
+  std::vector<double> machine;
+  for (size_t i = 0; i < samples[0].size(); ++i) {
+    ratios.push_back(samples[1][i] / samples[0][i]);
+    machine.push_back(samples[2][i] / samples[3][i]);
+  }
+  row->value = Median(samples[0]) * 1e6;
+  row->limit = Median(samples[1]) * 1e6;
+  row->detail =
+      fmt::format("limit: one worker; the multiply peak itself grows {:.2f}x",
+                  Median(machine));
+  SetRatios(ratios, row);
+  return {};
+}
+
+void AddScalingRow(BenchSession* session, const Shape& shape, DType dtype) {
+  BenchRow row;
+  row.name = "2 workers / 1, " + shape.name + " " + DTypeName(dtype) + " " +
+             Heads{}.Name();
+  row.unit = "us";
+  row.must = 1.9;
+  session->Add(std::move(row), [&](BenchRow* to) {
+    return MeasureScaling(session, shape, dtype, to);
+  });
+}
+
+// --- other kernel tables -----------------------------------------------------
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// FMA is what tables with equal bits have in common; docs/numerics.md.
+bool HasOtherRoundings(const std::string& target) {
+  return target.rfind("AVX", 0) != 0;
+}
+
+Status MeasureTarget(BenchSession* session, const std::string& target,
+                     const Shape& shape, DType dtype, BenchRow* row) {
+  RuntimeOptions options = session->options().runtime;
+  options.simd_target = target;
+  VARLANE_TOOLS_ASSIGN(const Engine other, MakeEngine(options));
+  options.simd_target = SupportedSimdTargets().front();
+  VARLANE_TOOLS_ASSIGN(const Engine best, MakeEngine(options));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<KvFixture> fixture,
+      session->MakeFixture(dtype, Heads{}, shape.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> work,
+      Workload::Create(other.attention.get(), fixture.get(), shape));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> reference,
+      Workload::Create(best.attention.get(), fixture.get(), shape));
+  VARLANE_TOOLS_ASSIGN(const double first, reference->Run());
+  (void)first;
+  const std::vector<Sampler> samplers = {
+      {[&] { return work->Run(); }},
+      {[&] { return session->Peak(other.runtime.get(), dtype); }, false}};
+  VARLANE_TOOLS_ASSIGN(const auto samples,
+                       Interleave(samplers, session->budget()));
+  const auto flops = static_cast<double>(work->report().flops);
+  std::vector<double> ratios;
+  for (size_t i = 0; i < samples[0].size(); ++i) {
+    ratios.push_back(flops / samples[0][i] / samples[1][i]);
+  }
+  row->value = flops / Median(samples[0]) * 1e-9;
+  row->limit = Median(samples[1]) * 1e-9;
+  SetRatios(ratios, row);
+  row->holds = SameBits(work->out(), reference->out());
+  row->detail =
+      std::string(*row->holds ? "the same bits as " : "other bits than ") +
+      best.attention->simd_target();
+  if (!*row->holds && HasOtherRoundings(target)) {
+    row->reason = "without FMA every multiply-add rounds twice";
+  }
+  return {};
+}
+
+void AddTargetRow(BenchSession* session, const std::string& target,
+                  DType dtype) {
+  static const Shape shape = {"prefill 1x512@512", {{1, 512, 512}}};
+  BenchRow row;
+  row.name = target + " bits, " + shape.name + " " + DTypeName(dtype) + " " +
+             Heads{}.Name();
+  row.unit = "GFLOP/s";
+  session->Add(std::move(row), [&](BenchRow* to) {
+    return MeasureTarget(session, target, shape, dtype, to);
+  });
+}
+
+std::vector<DType> DTypes(const BenchSession* session,
+                          const std::vector<DType>& all) {
+  return session->options().quick ? std::vector{DType::kBF16} : all;
+}
+
+}  // namespace
+
+void AddBatchRows(BenchSession* session) {
+  const Group decodes = {32, 1, 512};
+  const Group prefills = {4, 512, 512};
+  AddPartsRow(session, {"mixed 32x1@512 + 4x512@512", {decodes, prefills}},
+              {{"decodes", {decodes}}, {"prefills", {prefills}}}, 7);
+  AddPartsRow(
+      session,
+      {"decode 30000 + 5000 + 10", {{1, 1, 30000}, {1, 1, 5000}, {1, 1, 10}}},
+      {{"30000", {{1, 1, 30000}}},
+       {"5000", {{1, 1, 5000}}},
+       {"10", {{1, 1, 10}}}},
+      7);
+  // Seconds a round: few rounds must do.
+  AddPartsRow(session,
+              {"prefill 30000 + 5000 + 10",
+               {{1, 30000, 30000}, {1, 5000, 5000}, {1, 10, 10}}},
+              {{"30000", {{1, 30000, 30000}}},
+               {"5000", {{1, 5000, 5000}}},
+               {"10", {{1, 10, 10}}}},
+              session->options().quick ? 1 : 3);
+  BenchRow window;
+  window.name = std::string("window 1024 of 8x1@32768") + kSuffix;
+  window.unit = "us";
+  window.sense = Sense::kRatioAtMost;
+  session->Add(std::move(window),
+               [=](BenchRow* row) { return MeasureWindow(session, row); });
+}
+
+void AddScalingRows(BenchSession* session) {
+  for (const DType dtype :
+       DTypes(session, {DType::kBF16, DType::kF32, DType::kF16})) {
+    for (const Shape& shape : ComputeBound()) {
+      AddScalingRow(session, shape, dtype);
+    }
+  }
+}
+
+void AddTargetRows(BenchSession* session) {
+  const std::vector<std::string> targets = SupportedSimdTargets();
+  for (size_t i = 1; i < targets.size(); ++i) {
+    for (const DType dtype : DTypes(session, {DType::kBF16, DType::kF32})) {
+      AddTargetRow(session, targets[i], dtype);
+    }
+  }
+}
+
+}  // namespace varlane::tools

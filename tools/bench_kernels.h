@@ -1,0 +1,37 @@
+// BenchKernels: every speed demand on the kernels, measured in one process,
+// each beside its limit.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_TOOLS_BENCH_KERNELS_H_
+#define VARLANE_TOOLS_BENCH_KERNELS_H_
+
+#include <string>
+#include <vector>
+
+#include "tools/bench_rows.h"
+#include "varlane/runtime.h"
+#include "varlane/status.h"
+
+namespace varlane::tools {
+
+struct BenchKernelsOptions {
+  bool quick = false;  // 16/4/128 and bf16 only
+  std::string filter;  // regular expression on row names; "" = all
+  double seconds = 1;  // a row, as far as the least number of rounds allows
+  int64_t memory_bytes = 0;  // largest pool; 0 = half of what is available
+  RuntimeOptions runtime;
+};
+
+struct BenchKernelsResult {
+  Json machine;
+  std::vector<BenchRow> rows;
+};
+
+// Errors: kInvalidArgument (filter); those of Runtime::Create. What only one
+//         row needs and cannot have is that row's `reason`.
+Result<BenchKernelsResult> BenchKernels(const BenchKernelsOptions& options);
+
+}  // namespace varlane::tools
+
+#endif  // VARLANE_TOOLS_BENCH_KERNELS_H_

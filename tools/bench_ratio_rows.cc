@@ -1,0 +1,229 @@
+// Rows that hold a launch against the machine: reading, multiplying, or the
+// slower of the two.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "tools/bench_session.h"
+#include "tools/status_util.h"
+
+namespace varlane::tools {
+namespace {
+
+using bench::Heads;
+using bench::KvFixture;
+using bench::Shape;
+using bench::Workload;
+
+enum class Bound : uint8_t {
+  kRead,     // paged read bandwidth
+  kTighter,  // that or the multiply peak, whichever takes longer
+  kPeak,     // the multiply peak
+};
+
+struct Demand {
+  Shape shape;
+  Bound bound;
+  bool cold;
+  // By dtype; 0 = no demand on this type.
+  double bf16;
+  double f32;
+  double f16;
+
+  double must(DType dtype) const {
+    return dtype == DType::kBF16 ? bf16 : dtype == DType::kF32 ? f32 : f16;
+  }
+};
+
+// The smallest cold decode stands first: its comparison of read loops serves
+// the larger ones.
+const std::vector<Demand>& Demands() {
+  static const std::vector<Demand> demands = {
+      {{"decode 8x1@8192", {{8, 1, 8192}}}, Bound::kRead, true, .9, .9, .9},
+      {{"decode 64x1@2048", {{64, 1, 2048}}}, Bound::kRead, true, .9, .9, .9},
+      {{"decode 1024x1@2048", {{1024, 1, 2048}}},
+       Bound::kRead,
+       true,
+       .9,
+       .9,
+       .9},
+      {{"decode 1x1@32768", {{1, 1, 32768}}}, Bound::kRead, true, .9, .9, .9},
+      {{"decode 64x1@128", {{64, 1, 128}}}, Bound::kTighter, false, .75, 0, 0},
+      {{"decode 256x1@128", {{256, 1, 128}}},
+       Bound::kTighter,
+       false,
+       .75,
+       0,
+       0},
+      {{"decode 1024x1@128", {{1024, 1, 128}}},
+       Bound::kTighter,
+       false,
+       .75,
+       0,
+       0},
+      {{"verify 64x5@2048", {{64, 5, 2048}}}, Bound::kTighter, false, .8, 0, 0},
+      {{"prefill 1x4096@4096", {{1, 4096, 4096}}},
+       Bound::kPeak,
+       false,
+       .85,
+       .8,
+       .8},
+      {{"prefill chunk 1x512@8192", {{1, 512, 8192}}},
+       Bound::kPeak,
+       false,
+       .85,
+       .8,
+       .8},
+      {{"prefill 8x512@512", {{8, 512, 512}}},
+       Bound::kPeak,
+       false,
+       .75,
+       .8,
+       .8},
+  };
+  return demands;
+}
+
+std::string RowName(const Demand& demand, DType dtype, const Heads& heads) {
+  return demand.shape.name + " " + DTypeName(dtype) + " " + heads.Name();
+}
+
+int Copies(const Demand& demand, DType dtype, const Heads& heads) {
+  return demand.cold ? ColdCopies(KvBytes(demand.shape, heads, dtype)) : 1;
+}
+
+// Times of one round: the launch, the plain read, the multiplies.
+struct Times {
+  std::vector<double> run;
+  std::vector<double> read;
+  std::vector<double> multiply;
+};
+
+Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
+                   Workload* work, Times* times, BenchRow* row) {
+  std::vector<Sampler> samplers = {{[=] { return work->Run(); }}};
+  std::vector<int> loops;
+  if (bound != Bound::kPeak) {
+    VARLANE_TOOLS_ASSIGN(loops, session->BestLoops(work));
+    for (const int loop : loops) {
+      samplers.push_back(
+          {[=] { return work->Read(session->runtime(), loop); }});
+    }
+  }
+  if (bound != Bound::kRead) {
+    samplers.push_back({[=] { return session->Peak(dtype); }, false});
+  }
+  VARLANE_TOOLS_ASSIGN(auto samples, Interleave(samplers, session->budget()));
+  times->run = samples[0];
+  if (bound != Bound::kPeak) {
+    const size_t best = Median(samples[1]) <= Median(samples[2]) ? 0 : 1;
+    times->read = samples[1 + best];
+    VARLANE_TOOLS_ASSIGN(const ReadProbe* const probe,
+                         work->Probe(session->runtime()));
+    row->detail = "read: " + probe->LoopName(loops[best]);
+  }
+  if (bound != Bound::kRead) {
+    for (const double rate : samples.back()) {
+      times->multiply.push_back(static_cast<double>(work->report().flops) /
+                                rate);
+    }
+  }
+  return {};
+}
+
+// Seconds no launch can beat, round by round.
+std::vector<double> LimitSeconds(const Times& times) {
+  if (times.read.empty()) return times.multiply;
+  if (times.multiply.empty()) return times.read;
+  std::vector<double> limit;
+  for (size_t i = 0; i < times.read.size(); ++i) {
+    limit.push_back(std::max(times.read[i], times.multiply[i]));
+  }
+  return limit;
+}
+
+Status MeasureDemand(BenchSession* session, const Demand& demand,
+                     const KvFixture& fixture, BenchRow* row) {
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> work,
+      Workload::Create(session->attention(), &fixture, demand.shape,
+                       Copies(demand, fixture.dtype(), fixture.heads())));
+  Times times;
+  VARLANE_TOOLS_TRY(TakeSamples(session, demand.bound, fixture.dtype(),
+                                work.get(), &times, row));
+  const std::vector<double> limits = LimitSeconds(times);
+  std::vector<double> ratios;
+  for (size_t i = 0; i < limits.size(); ++i) {
+    ratios.push_back(limits[i] / times.run[i]);
+  }
+  const LaunchReport& report = work->report();
+  const double run = Median(times.run);
+  const double limit = Median(limits);
+  if (demand.bound == Bound::kTighter) {
+    const bool reads = Median(times.read) >= Median(times.multiply);
+    row->detail = fmt::format(
+        "{} binds; {:.1f} GB/s of {:.1f}, {:.0f} GFLOP/s of {:.0f}; {}",
+        reads ? "reading" : "multiplying",
+        static_cast<double>(report.kv_bytes) / run * 1e-9,
+        static_cast<double>(report.kv_bytes) / Median(times.read) * 1e-9,
+        static_cast<double>(report.flops) / run * 1e-9,
+        static_cast<double>(report.flops) / Median(times.multiply) * 1e-9,
+        row->detail);
+    row->value = run * 1e6;
+    row->limit = limit * 1e6;
+  } else {
+    const auto work_done = static_cast<double>(
+        demand.bound == Bound::kRead ? report.kv_bytes : report.flops);
+    row->value = work_done / run * 1e-9;
+    row->limit = work_done / limit * 1e-9;
+  }
+  SetRatios(ratios, row);
+  return {};
+}
+
+const char* UnitOf(Bound bound) {
+  return bound == Bound::kRead   ? "GB/s"
+         : bound == Bound::kPeak ? "GFLOP/s"
+                                 : "us";
+}
+
+}  // namespace
+
+void AddRatioRows(BenchSession* session, const Heads& heads, DType dtype) {
+  // One pool as large as the largest shape needs that memory allows.
+  std::vector<const Demand*> wanted;
+  int64_t num_blocks = 0;
+  for (const Demand& demand : Demands()) {
+    if (demand.must(dtype) == 0) continue;
+    if (!session->Wants(RowName(demand, dtype, heads))) continue;
+    wanted.push_back(&demand);
+    const int64_t blocks =
+        demand.shape.num_blocks() * Copies(demand, dtype, heads);
+    if (blocks * bench::KvBlockBytes(heads, dtype) <=
+        session->options().memory_bytes) {
+      num_blocks = std::max(num_blocks, blocks);
+    }
+  }
+  if (wanted.empty()) return;
+  auto fixture = session->MakeFixture(dtype, heads, num_blocks);
+  for (const Demand* demand : wanted) {
+    BenchRow row;
+    row.name = RowName(*demand, dtype, heads);
+    row.unit = UnitOf(demand->bound);
+    row.must = demand->must(dtype);
+    session->Add(std::move(row), [&](BenchRow* to) {
+      if (!fixture.ok()) return fixture.status();
+      const int64_t blocks =
+          demand->shape.num_blocks() * Copies(*demand, dtype, heads);
+      if (blocks > num_blocks) {
+        return session->MakeFixture(dtype, heads, blocks).status();
+      }
+      return MeasureDemand(session, *demand, **fixture, to);
+    });
+  }
+}
+
+}  // namespace varlane::tools

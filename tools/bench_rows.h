@@ -1,0 +1,75 @@
+// BenchRow: one demand on speed, what was measured for it and whether it holds.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_TOOLS_BENCH_ROWS_H_
+#define VARLANE_TOOLS_BENCH_ROWS_H_
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tools/report.h"
+#include "varlane/status.h"
+
+namespace varlane::tools {
+
+// What a demand is about.
+enum class Sense : uint8_t {
+  kRatioAtLeast,
+  kRatioAtMost,
+  kValueAtMost,
+};
+
+// Numbers that could not be had stay empty; `reason` then says why.
+struct BenchRow {
+  std::string name;
+  std::string unit;              // of value and limit
+  std::optional<double> value;   // median
+  std::optional<double> limit;   // median
+  std::optional<double> ratio;   // median over rounds of the rounds' own ratios
+  std::optional<double> spread;  // (p90 - p10) / median of ratio, or of value
+  Sense sense = Sense::kRatioAtLeast;
+  std::optional<double> must;  // empty = reported only
+  std::optional<bool> holds;
+  int rounds = 0;
+  std::string reason;
+  std::string detail;  // e.g. the read loop that was the limit
+};
+
+// Sets `holds` from must, sense, ratio and value, where there is all of it.
+void Judge(BenchRow* row);
+
+// Nearest-rank; `values` not empty.
+double Median(std::vector<double> values);
+double RelativeSpread(std::vector<double> values);
+
+// Fills ratio, spread and rounds from the rounds' ratios and judges.
+void SetRatios(const std::vector<double>& ratios, BenchRow* row);
+
+Json ToJson(const BenchRow& row);
+std::string RowsText(std::span<const BenchRow> rows);
+
+// One thing to measure: returns seconds, or a rate, of one go.
+struct Sampler {
+  std::function<Result<double>()> go;
+  bool repeats = true;  // short goes are repeated to a sample of a few ms
+};
+
+struct SampleBudget {
+  double seconds = 1;  // of all rounds together, as far as min_rounds allows
+  int min_rounds = 7;
+  int max_rounds = 41;
+};
+
+// Takes every sampler in turn, round after round (A B C A B C ...), after one
+// warm-up go each. Returns [samplers][rounds].
+Result<std::vector<std::vector<double>>> Interleave(
+    std::span<const Sampler> samplers, const SampleBudget& budget);
+
+}  // namespace varlane::tools
+
+#endif  // VARLANE_TOOLS_BENCH_ROWS_H_

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tools/bench_session.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "tools/parse.h"
+#include "tools/status_util.h"
+#include "varlane/memory_budget.h"
+
+namespace varlane::tools {
+namespace {
+
+// Four times a last-level cache of 32 MiB, and then half of it again.
+constexpr int64_t kColdBytes = int64_t{192} << 20;
+// Comparing all read loops may take this long.
+constexpr double kCalibrationSeconds = 1.0;
+constexpr int kPeakGoes = 3;
+constexpr double kPeakGoSeconds = 3e-3;
+
+}  // namespace
+
+int ColdCopies(int64_t bytes) {
+  return static_cast<int>((kColdBytes + bytes - 1) / bytes);
+}
+
+Result<Engine> MakeEngine(const RuntimeOptions& options) {
+  Engine engine;
+  VARLANE_TOOLS_ASSIGN(engine.runtime, Runtime::Create(options));
+  VARLANE_TOOLS_ASSIGN(engine.attention,
+                       Attention::Create(engine.runtime.get()));
+  return engine;
+}
+
+Result<std::unique_ptr<BenchSession>> BenchSession::Create(
+    const BenchKernelsOptions& options) {
+  std::unique_ptr<BenchSession> session(new BenchSession);
+  session->options_ = options;
+  try {
+    session->filter_ = std::regex(options.filter);
+  } catch (const std::regex_error& error) {
+    return BadArgument("filter \"{}\" is not a regular expression: {}",
+                       options.filter, error.what());
+  }
+  if (options.memory_bytes == 0) {
+    VARLANE_TOOLS_ASSIGN(const MemoryLimits limits, MemoryLimits::Detect());
+    session->options_.memory_bytes = limits.available_bytes / 2;
+  }
+  VARLANE_TOOLS_ASSIGN(session->engine_, MakeEngine(options.runtime));
+  session->progress_ = std::make_unique<Progress>("bench");
+  return session;
+}
+
+SampleBudget BenchSession::budget() const {
+  return {.seconds = options_.seconds};
+}
+
+bool BenchSession::Wants(const std::string& name) const {
+  return options_.filter.empty() || std::regex_search(name, filter_);
+}
+
+void BenchSession::Add(BenchRow row, const Measure& measure) {
+  if (!Wants(row.name)) return;
+  progress_->Update(static_cast<double>(rows_.size()), 0, row.name);
+  const Status status = measure(&row);
+  if (!status.ok()) {
+    row.reason = std::string(status.message());
+    row.value = row.limit = row.ratio = row.spread = std::nullopt;
+    row.holds = std::nullopt;
+  }
+  rows_.push_back(std::move(row));
+}
+
+Result<std::unique_ptr<bench::KvFixture>> BenchSession::MakeFixture(
+    DType dtype, const bench::Heads& heads, int64_t num_blocks) {
+  const int64_t bytes = num_blocks * bench::KvBlockBytes(heads, dtype);
+  if (bytes > options_.memory_bytes) {
+    return Fail(StatusCode::kResourceExhausted,
+                "needs {} of K/V, but --memory allows {}", FormatBytes(bytes),
+                FormatBytes(options_.memory_bytes));
+  }
+  return bench::KvFixture::Create(runtime(), dtype, heads, num_blocks);
+}
+
+Result<double> BenchSession::Peak(Runtime* of, DType dtype) {
+  double best = 0;
+  for (int i = 0; i < kPeakGoes; ++i) {
+    VARLANE_TOOLS_ASSIGN(const double rate,
+                         MeasureMultiplyPeak(of, dtype, kPeakGoSeconds));
+    best = std::max(best, rate);
+  }
+  return best;
+}
+
+Result<std::vector<int>> BenchSession::BestLoops(bench::Workload* work) {
+  VARLANE_TOOLS_ASSIGN(ReadProbe* const probe, work->Probe(runtime()));
+  std::vector<int> candidates = ranking_;
+  if (candidates.empty()) {
+    candidates.resize(static_cast<size_t>(probe->num_loops()));
+    std::iota(candidates.begin(), candidates.end(), 0);
+  }
+  VARLANE_TOOLS_ASSIGN(const double once,
+                       work->Read(runtime(), candidates.front()));
+  if (once * probe->num_loops() < kCalibrationSeconds / 3) {
+    std::sort(candidates.begin(), candidates.end());
+  } else {
+    // The last comparison's best; where there was none, one pass over all.
+    if (!ranking_.empty()) candidates.resize(4);
+  }
+  std::vector<double> best(static_cast<size_t>(probe->num_loops()), 1e9);
+  const int passes =
+      once * static_cast<double>(candidates.size()) > kCalibrationSeconds ? 1
+                                                                          : 3;
+  for (int pass = 0; pass < passes; ++pass) {
+    for (const int loop : candidates) {
+      VARLANE_TOOLS_ASSIGN(const double seconds, work->Read(runtime(), loop));
+      double& low = best[static_cast<size_t>(loop)];
+      low = std::min(low, seconds);
+    }
+  }
+  std::sort(candidates.begin(), candidates.end(), [&best](int a, int b) {
+    return best[static_cast<size_t>(a)] < best[static_cast<size_t>(b)];
+  });
+  if (std::cmp_equal(candidates.size(), probe->num_loops())) {
+    ranking_ = candidates;
+  }
+  return std::vector<int>(candidates.begin(), candidates.begin() + 2);
+}
+
+}  // namespace varlane::tools

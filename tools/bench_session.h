@@ -1,0 +1,88 @@
+// BenchSession: what the rows of `varlane bench kernels` share.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_TOOLS_BENCH_SESSION_H_
+#define VARLANE_TOOLS_BENCH_SESSION_H_
+
+#include <functional>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "bench/workload.h"
+#include "tools/bench_kernels.h"
+#include "tools/bench_rows.h"
+#include "tools/progress.h"
+#include "varlane/attention.h"
+#include "varlane/limits.h"
+#include "varlane/runtime.h"
+
+namespace varlane::tools {
+
+// One runtime with its operation.
+struct Engine {
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<Attention> attention;
+};
+Result<Engine> MakeEngine(const RuntimeOptions& options);
+
+// Fills in value, limit, ratio ... of a row.
+using Measure = std::function<Status(BenchRow*)>;
+
+class BenchSession {
+ public:
+  static Result<std::unique_ptr<BenchSession>> Create(
+      const BenchKernelsOptions& options);
+
+  const BenchKernelsOptions& options() const { return options_; }
+  Runtime* runtime() const { return engine_.runtime.get(); }
+  Attention* attention() const { return engine_.attention.get(); }
+  SampleBudget budget() const;
+
+  bool Wants(const std::string& name) const;
+  // Measures the row if it is wanted; a failure becomes its reason.
+  void Add(BenchRow row, const Measure& measure);
+  std::vector<BenchRow> TakeRows() { return std::move(rows_); }
+
+  // A pool of at most options().memory_bytes.
+  // Errors: kResourceExhausted, with what it would take.
+  Result<std::unique_ptr<bench::KvFixture>> MakeFixture(
+      DType dtype, const bench::Heads& heads, int64_t num_blocks);
+
+  // Flops a second of all workers; the best of a few short goes, since a stolen
+  // core would flatter the kernels.
+  Result<double> Peak(DType dtype) { return Peak(runtime(), dtype); }
+  Result<double> Peak(Runtime* of, DType dtype);
+
+  // The two fastest read loops on this workload.
+  Result<std::vector<int>> BestLoops(bench::Workload* work);
+
+ private:
+  BenchSession() = default;
+
+  BenchKernelsOptions options_;
+  std::regex filter_;
+  Engine engine_;
+  std::vector<BenchRow> rows_;
+  std::vector<int> ranking_;  // read loops, as the last full comparison had it
+  std::unique_ptr<Progress> progress_;
+};
+
+// Copies of a shape that make `bytes` of K/V cold on every visit.
+int ColdCopies(int64_t bytes);
+
+// --- the families of rows ----------------------------------------------------
+
+void AddRatioRows(BenchSession* session, const bench::Heads& heads,
+                  DType dtype);
+void AddBatchRows(BenchSession* session);    // mixed, ragged, windowed
+void AddLaunchRows(BenchSession* session);   // empty and surplus threadgroups
+void AddScalingRows(BenchSession* session);  // two workers against one
+void AddTargetRows(BenchSession* session);   // other kernel tables
+void AddPeerRows(BenchSession* session);     // a composition of library GEMMs
+
+}  // namespace varlane::tools
+
+#endif  // VARLANE_TOOLS_BENCH_SESSION_H_

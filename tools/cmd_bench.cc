@@ -1,0 +1,98 @@
+// varlane bench: this machine's limits, and how close we come.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <memory>
+#include <string>
+
+#include "tools/bench_kernels.h"
+#include "tools/flags.h"
+#include "tools/status_util.h"
+
+namespace varlane::tools {
+namespace {
+
+struct BenchFlags {
+  BenchKernelsOptions options;
+  RuntimeFlags runtime;
+  std::string json;
+};
+
+std::string Summary(const std::vector<BenchRow>& rows) {
+  int demanded = 0;
+  int held = 0;
+  int unknown = 0;
+  for (const BenchRow& row : rows) {
+    if (!row.must && !row.holds) continue;
+    ++demanded;
+    held += row.holds.value_or(false) ? 1 : 0;
+    unknown += row.holds ? 0 : 1;
+  }
+  return fmt::format("{} demands: {} hold, {} do not, {} not measured\n",
+                     demanded, held, demanded - held - unknown, unknown);
+}
+
+Status RunBenchKernels(BenchFlags flags) {
+  VARLANE_TOOLS_ASSIGN(flags.options.runtime,
+                       MakeRuntimeOptions(flags.runtime));
+  VARLANE_TOOLS_ASSIGN(const BenchKernelsResult result,
+                       BenchKernels(flags.options));
+  Json rows = Json::array();
+  for (const BenchRow& row : result.rows) rows.push_back(ToJson(row));
+  const std::string text = fmt::format(
+      "varlane bench kernels: {}, {} workers, {}; peaks {:.0f} GFLOP/s f32, "
+      "{:.0f} bf16\n{}{}",
+      result.machine["cpu"].get<std::string>(),
+      result.machine["workers"].get<int>(),
+      result.machine["simd_target"].get<std::string>(),
+      result.machine["f32_peak_gflop_per_s"].get<double>(),
+      result.machine["bf16_peak_gflop_per_s"].get<double>(),
+      RowsText(result.rows), Summary(result.rows));
+  return Emit(text, {{"machine", result.machine}, {"rows", rows}}, flags.json);
+}
+
+constexpr const char* kFooter =
+    "Each row is measured beside its limit, round after round in one process:\n"
+    "plain reads of the same pages by the best of several loops, multiplies "
+    "in\n"
+    "registers, or whatever the row names. ratio is the median over rounds, "
+    "+-\n"
+    "its (p90 - p10) / median. A demand that does not hold is no error: the\n"
+    "exit code says only whether the bench ran.\n"
+    "Examples:\n"
+    "  varlane bench kernels --quick\n"
+    "  varlane bench kernels --json kernels.json\n"
+    "  varlane bench kernels --filter '^prefill.*bf16 16/4/128'";
+
+}  // namespace
+
+void AddBenchCommand(CLI::App* app, Run* run) {
+  const auto flags = std::make_shared<BenchFlags>();
+  CLI::App* const bench =
+      app->add_subcommand("bench", "Measure against this machine's limits");
+  bench->require_subcommand(1);
+  bench->footer("Examples:\n  varlane bench kernels --quick");
+  CLI::App* const command = bench->add_subcommand(
+      "kernels", "Attention launches beside read bandwidth and multiply peak");
+  command->add_flag("--quick", flags->options.quick,
+                    "Only 16/4/128 heads and bf16: under a minute");
+  command
+      ->add_option("--filter", flags->options.filter,
+                   "Only rows whose name matches")
+      ->type_name("REGEX");
+  command
+      ->add_option("--seconds", flags->options.seconds,
+                   "Time for a row, as far as seven rounds allow")
+      ->check(CLI::Range(1e-6, 3600.0))
+      ->capture_default_str()
+      ->type_name("S");
+  AddBytesFlag(command, "--memory", &flags->options.memory_bytes,
+               "Largest pool; default: half of what is available");
+  AddRuntimeFlags(command, &flags->runtime);
+  AddJsonFlag(command, &flags->json);
+  command->footer(kFooter);
+  command->callback(
+      [flags, run] { *run = [flags] { return RunBenchKernels(*flags); }; });
+}
+
+}  // namespace varlane::tools
