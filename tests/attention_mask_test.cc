@@ -26,17 +26,21 @@ constexpr SequenceMask Prefix(int prefix, SequenceMask mask = {}) {
   return mask;
 }
 
-// `check(case, output)` of every target, partition mode and owner pattern.
+// `check(case, output)` of every target and partition mode; the owner patterns
+// take turns.
 template <typename Check>
 void OnEveryPath(const AttentionCase& c, const Check& check) {
+  constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
+                                      OwnerPattern::kPlanned,
+                                      OwnerPattern::kPadded};
+  size_t turn = 0;
   for (const Engine& engine : EnginesOfAllTargets()) {
     for (const PartitionMode mode :
          {PartitionMode::kWalk, PartitionMode::kSpread}) {
-      const OwnerPattern owner = mode == PartitionMode::kWalk
-                                     ? OwnerPattern::kSearch
-                                     : OwnerPattern::kMap;
+      // Five turns are out of step with the two modes.
+      const OwnerPattern owner = kOwners[turn++ % 5 % 4];
       SCOPED_TRACE(std::string(engine.attention->simd_target()) + " " +
-                   PartitionModeName(mode));
+                   PartitionModeName(mode) + " " + OwnerPatternName(owner));
       check(c, c.Run(*engine.attention, {owner, mode}));
       if (::testing::Test::HasFailure()) return;
     }

@@ -1,0 +1,215 @@
+#!/usr/bin/env python3
+"""Breaks the kernels in every way of mutations.py; the tests must notice each.
+
+Works in a copy of the tree. The tests are built once, for the one best Highway
+target that a plain compiler flag names; each mutation recompiles only what
+reads the broken file, for one cache type after the other, and relinks. Fails
+when a mutation survives, does not compile or no longer fits the sources.
+
+    tools/mutation_check.py                 # all; about 20 s each
+    tools/mutation_check.py --only sink     # whose name contains it
+    tools/mutation_check.py --work DIR      # keeps the build for the next time
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import mutations
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FOLDERS = ("attention", "base", "bench", "cmake", "include", "kernels",
+           "memory", "runtime", "serving", "tests", "tools")
+# Cheap and sharp first.
+TESTS = ("attention_exact_test", "attention_mask_test",
+         "attention_modifier_test", "attention_edge_test",
+         "attention_reference_test", "attention_plan_test",
+         "attention_write_test", "attention_bits_test")
+# Which units must be compiled again, and which of their tests to run: first
+# bf16, which packs and rounds, then f32. What is not of a type runs at first.
+STAGES = (("bf16", "-*/f32*:*/f16*"), ("f32", "*/f32*"))
+HOST_UNITS = ("attention/plan.cc", "attention/run.cc", "attention/owner.cc")
+TEST_SECONDS = 300
+
+
+def units_of(file, dtype):
+    """The sources to compile again when `file` has changed."""
+    first = dtype == STAGES[0][0]
+    if file.endswith(".cc"):
+        return [file] if first else []
+    hosts = HOST_UNITS if first and file == mutations.ARGS else ()
+    return [f"kernels/kv_{dtype}.cc", *hosts]
+
+
+def target_flags():
+    """One Highway target instead of five: an eighth of the build."""
+    flags = "-O1 -DHWY_COMPILE_ONLY_STATIC"
+    try:
+        cpu = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        cpu = ""
+    if re.search(r"\bavx2\b", cpu) and re.search(r"\bfma\b", cpu):
+        flags += " -mavx2 -mfma -mbmi -mbmi2 -mf16c -maes -mpclmul"
+    return flags
+
+
+def shell(command, cwd, **options):
+    return subprocess.run(command, cwd=cwd, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, **options)
+
+
+class Tree:
+    """The copy, its build, and how its objects are compiled and linked."""
+
+    def __init__(self, work, jobs):
+        self.source = work / "source"
+        self.build = work / "build"
+        self.mutant = work / "mutant"
+        self.jobs = jobs
+        self.copy()
+        self.configure_and_build()
+        commands = json.loads(
+            (self.build / "compile_commands.json").read_text())
+        self.compile = {
+            pathlib.Path(entry["file"]).relative_to(self.source).as_posix():
+            entry["command"] for entry in commands
+            if entry["file"].startswith(str(self.source))}
+        self.link = {test: self.link_command(test) for test in TESTS}
+
+    def copy(self):
+        for folder in FOLDERS:
+            for path in sorted((ROOT / folder).rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    self.refresh(path)
+        for path in ROOT.iterdir():
+            if path.is_file():
+                self.refresh(path)
+
+    def refresh(self, path):
+        """Copies one file, unless the copy has its text: keeps its time."""
+        to = self.source / path.relative_to(ROOT)
+        if to.is_file() and to.read_bytes() == path.read_bytes():
+            return
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, to)
+
+    def configure_and_build(self):
+        run = shell(
+            ["cmake", "-S", str(self.source), "-B", str(self.build), "-G",
+             "Ninja", "-DCMAKE_BUILD_TYPE=None",
+             "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+             "-DCMAKE_CXX_FLAGS=" + target_flags(),
+             "-DVARLANE_BUILD_TOOLS=OFF", "-DVARLANE_BUILD_BENCH=OFF"], None)
+        if run.returncode == 0:
+            run = shell(["ninja", "-C", str(self.build), f"-j{self.jobs}",
+                         *TESTS], None)
+        if run.returncode != 0:
+            sys.exit(run.stdout[-4000:] + "\nthe unbroken tree does not build")
+
+    def link_command(self, test):
+        listed = shell(["ninja", "-C", str(self.build), "-t", "commands",
+                        f"tests/{test}"], None).stdout.splitlines()
+        return listed[-1]
+
+    def compile_mutant(self, unit):
+        """Returns (object, "") or (None, what the compiler says)."""
+        output = self.mutant / (unit.replace("/", "_") + ".o")
+        command = re.sub(r" -o \S+", f" -o {shlex.quote(str(output))}",
+                         self.compile[unit], count=1)
+        run = shell(command, self.build, shell=True)
+        return (output, "") if run.returncode == 0 else (None, run.stdout)
+
+    def run_test(self, test, objects, only):
+        """Returns what noticed the mutation, or an empty string."""
+        binary = self.mutant / test
+        # Ahead of the archive, whose member of the same symbols stays unread.
+        command = re.sub(
+            rf" -o tests/{test}\b",
+            " " + " ".join(map(str, objects)) + f" -o {binary}",
+            self.link[test], count=1)
+        run = shell(command, self.build, shell=True)
+        if run.returncode != 0:
+            return "", f"does not link:\n{run.stdout[-2000:]}"
+        try:
+            run = shell([str(binary), f"--gtest_filter={only}",
+                         "--gtest_fail_fast"], self.build,
+                        timeout=TEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"{test} (does not end)", ""
+        if run.returncode == 0:
+            return "", ""
+        failed = re.search(r"\[  FAILED  \] (\S+?),? ", run.stdout)
+        begun = re.findall(r"\[ RUN      \] (\S+)", run.stdout)
+        if failed:
+            return failed.group(1).rstrip(","), ""
+        return (begun[-1] if begun else test) + " (crash)", ""
+
+
+def attempt(tree, name, file, old, new):
+    """Returns (what caught it, "") or ("", why that is wrong)."""
+    path = tree.source / file
+    text = path.read_text()
+    if text.count(old) != 1:
+        return "", f"its text occurs {text.count(old)} times in {file}"
+    shutil.rmtree(tree.mutant, ignore_errors=True)
+    tree.mutant.mkdir()
+    path.write_text(text.replace(old, new))
+    try:
+        objects = []
+        for dtype, only in STAGES:
+            units = units_of(file, dtype)
+            with concurrent.futures.ThreadPoolExecutor(tree.jobs) as pool:
+                for output, error in pool.map(tree.compile_mutant, units):
+                    if output is None:
+                        return "", f"does not compile:\n{error[-2000:]}"
+                    objects.append(output)
+            for test in TESTS:
+                caught, error = tree.run_test(test, objects, only)
+                if caught or error:
+                    return caught, error
+        return "", "SURVIVES"
+    finally:
+        path.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--work", type=pathlib.Path, help="kept if given")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    chosen = [m for m in mutations.MUTATIONS if options.only in m[0]]
+    if not chosen:
+        sys.exit(f"no mutation's name contains '{options.only}'")
+    with tempfile.TemporaryDirectory() as temporary:
+        work = (options.work or pathlib.Path(temporary)).resolve()
+        tree = Tree(work, options.jobs)
+        for test in TESTS:
+            (tree.mutant).mkdir(exist_ok=True)
+            caught, error = tree.run_test(test, [], "*")
+            if caught or error:
+                sys.exit(f"the unbroken tree fails: {caught}{error}")
+        print("| mutation | file | caught by | s |\n|---|---|---|---|")
+        bad = 0
+        for name, file, old, new in chosen:
+            start = time.monotonic()
+            caught, error = attempt(tree, name, file, old, new)
+            bad += not caught
+            print(f"| {name} | {file} | {caught or error} | "
+                  f"{time.monotonic() - start:.0f} |", flush=True)
+    print(f"{len(chosen)} mutations, {len(chosen) - bad} caught")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The mistakes that tools/mutation_check.py makes in the attention sources.
+
+Each is (name, file, old, new): `old` occurs exactly once in `file`. What has no
+`old` that one could break without a test noticing belongs into a test first.
+
+SPDX-License-Identifier: Apache-2.0
+"""
+
+ARGS = "kernels/args.h"
+ATTEND = "kernels/attend-inl.h"
+ROWS = "kernels/rows-inl.h"
+TILE = "kernels/tile-inl.h"
+VEC = "kernels/vec-inl.h"
+MODIFY = "kernels/modify-inl.h"
+WRITE = "kernels/write-inl.h"
+PLAN = "attention/plan.cc"
+OWNER = "attention/owner.cc"
+RUN = "attention/run.cc"
+
+MUTATIONS = [
+    # --- bounds and masks ---
+    ("row sees one key less", ATTEND,
+     "RowHigh(args, row) - tile_begin;",
+     "RowHigh(args, row) - 1 - tile_begin;"),
+    ("row starts one key late", ATTEND,
+     "RowLow(args, row) - tile_begin;", "RowLow(args, row) + 1 - tile_begin;"),
+    ("row sees one key too many", ARGS,
+     "first_position + token + 1 + right",
+     "first_position + token + 2 + right"),
+    ("window one key short", ARGS,
+     "first_position + token - left;", "first_position + token - left + 1;"),
+    ("window one key long", ARGS,
+     "first_position + token - left;", "first_position + token - left - 1;"),
+    ("prefix ignored", ARGS,
+     "own > prefix ? own : prefix", "own"),
+    ("mask on the wrong side", ROWS,
+     "hn::IfThenElse(seen, s, minus_inf)",
+     "hn::IfThenElse(seen, minus_inf, s)"),
+    ("left mask misses its first key", ROWS,
+     "if (first > 0) {", "if (first > 1) {"),
+    ("later rows decide where a chunk begins", ATTEND,
+     "RowLow(args, row_begin)", "RowLow(args, row_end - 1)"),
+    ("masked values multiplied by zero", ATTEND,
+     "if (HWY_LIKELY(interior)) {", "if (HWY_LIKELY(interior || R > 1)) {"),
+    ("right window taken for the left one", PLAN,
+     "mask.window_left < 0 ? RowMask::kAll : mask.window_left",
+     "mask.window_right < 0 ? RowMask::kAll : mask.window_right"),
+    ("later rows' block ids not validated", PLAN,
+     "DivCeil<int64_t>(mask.high(q_len - 1), layout.block_size)",
+     "DivCeil<int64_t>(mask.high(0), layout.block_size)"),
+    # --- blocks, tiles, rows ---
+    ("neighbouring token groups swapped", ATTEND,
+     "begin + g * kGroupTokens, first",
+     "begin + (g ^ 1) * kGroupTokens, first"),
+    ("block of the next token read", ATTEND,
+     "kv.block_table[token >> kv.block_size_log2]",
+     "kv.block_table[HWY_MIN(token + 1, last) >> kv.block_size_log2]"),
+    ("tail of ragged rows skipped", ATTEND,
+     "spans[r].end / kPack, false, spans[r].end % kPack != 0,",
+     "common_end, false, spans[r].end % kPack != 0,"),
+    ("half step keeps the odd partner", TILE,
+     "kEven ? Ops::DropOdd(pair)", "kEven ? pair"),
+    ("half step at the left edge dropped", ATTEND,
+     "spans[r].begin % kPack != 0,", "false,"),
+    ("wrong KV head", RUN,
+     "kv_.k(0, layer_, head)", "kv_.k(0, layer_, 0)"),
+    ("wrong query head of the group", ROWS,
+     "const int64_t head = row % args.group;",
+     "const int64_t head = (row + 1) % args.group;"),
+    ("sign of a negative scale ignored", ROWS,
+     "args.negate_q ? -1.0f : 1.0f", "args.negate_q ? 1.0f : 1.0f"),
+    ("cache write one token off", WRITE,
+     "static_cast<size_t>(args.offset) * kX",
+     "static_cast<size_t>(args.offset ^ 1) * kX"),
+    ("owner search off by one", OWNER,
+     "mid <= block", "mid < block"),
+    # --- softmax ---
+    ("rescale inverted", ROWS,
+     "hn::Sub(Broadcast(state.max), Broadcast(new_max))",
+     "hn::Sub(Broadcast(new_max), Broadcast(state.max))"),
+    ("rescale not applied to the sum", ROWS,
+     "hn::Mul(LoadF(lanes + i), alpha)", "LoadF(lanes + i)"),
+    ("rescale not applied to the values", ROWS,
+     "hn::Mul(LoadF(acc + i), alpha)", "LoadF(acc + i)"),
+    ("stale maximum", ROWS,
+     "state.max = new_max;\n  state.threshold",
+     "state.max = state.max == kMinusInf ? new_max : state.max;\n"
+     "  state.threshold"),
+    ("last token group missing from the sum", ROWS,
+     "for (int g = 0; g < kGroups; ++g) {\n      sum",
+     "for (int g = 0; g < kGroups - 1; ++g) {\n      sum"),
+    ("a lane missing from the sum", VEC,
+     "half > 0; half /= 2", "half > 1; half /= 2"),
+    ("NaN hidden by the exponential's floor", VEC,
+     "hn::Max(floor, x)", "hn::Max(x, floor)"),
+    ("LSE in log2 units", ROWS,
+     "kLn2 = 0.693147180559945309417", "kLn2 = 1.0"),
+    ("weights truncated to bf16", VEC,
+     "hn::Set(du, 0x7fff)", "hn::Set(du, 0)"),
+    ("row that sees nothing not written", ROWS,
+     "if (state.max == kMinusInf) {  // saw nothing", "if (false) {"),
+    # --- modifiers and sinks ---
+    ("softcap skipped", MODIFY,
+     "if (args.softcap != 0) {", "if (args.softcap < 0) {"),
+    ("scale applied twice", ATTEND,
+     "modified ? 1.0f : args.scale_log2", "args.scale_log2"),
+    ("ALiBi sign", MODIFY,
+     "args.alibi_slopes[head] * kLog2E", "args.alibi_slopes[head] * -kLog2E"),
+    ("ALiBi slope of another head", ATTEND,
+     "ModifyScores(args, (row + r) % args.group,", "ModifyScores(args, 0,"),
+    ("ALiBi restarts every vector", MODIFY,
+     "distance + static_cast<float>(i)", "distance"),
+    ("sink doubled", ROWS,
+     "state.sum += Exp2Scalar", "state.sum += 2.0f * Exp2Scalar"),
+    ("sink in every partition", ATTEND,
+     "    state = merged;",
+     "    if (args.sinks != nullptr) {\n"
+     "      AddSink<Ops>(args.sinks[row % args.group], merged,\n"
+     "                   ws.acc_floats);\n"
+     "    }\n    state = merged;"),
+    ("sink of another head", RUN,
+     "tensors_.sinks + q_head", "tensors_.sinks"),
+    # --- partitions ---
+    ("partition dropped", RUN,
+     "args.partition_end = work.partition_end;\n    Finish",
+     "args.partition_end = std::max(work.partition_begin + 1,\n"
+     "                                  work.partition_end - 1);\n    Finish"),
+    ("merge skips a partial", ATTEND,
+     "p < args.num_partials; ++p", "p < args.num_partials - 1; ++p"),
+    ("merge skips the first partial", ATTEND,
+     "MergeState<Ops>(state, record[0], record[1], record + kLanes, "
+     "acc_floats);",
+     "if (p > 0) MergeState<Ops>(state, record[0], record[1], "
+     "record + kLanes, acc_floats);"),
+    ("partials folded backwards", ATTEND,
+     "MergeState<Ops>(state, record[0], record[1], record + kLanes, "
+     "acc_floats);",
+     "const float* other =\n"
+     "          record + args.partial_stride * (args.num_partials - 1 - 2 * p);"
+     "\n"
+     "      MergeState<Ops>(state, other[0], other[1], other + kLanes,\n"
+     "                      acc_floats);"),
+    ("merge weights swapped", ROWS,
+     "hn::Mul(LoadF(into.acc + i), a)", "hn::Mul(LoadF(into.acc + i), b)"),
+    ("arrivals not reset", RUN,
+     "arrived.store(0, std::memory_order_relaxed);  // for the next layer", ""),
+    ("query blocks share their partials", RUN,
+     "plan_.partial_base[at] + item.first_token * plan_.group)",
+     "plan_.partial_base[at])"),
+]
