@@ -57,7 +57,8 @@ FOLDER_LAYER = {
 # name's beginning.
 INCLUDE_FENCES = [
     ("hwloc", r"hwloc(\.h|/)", ("runtime/", "tests/runtime_")),
-    ("oneTBB", r"(tbb|oneapi)/", ("runtime/", "tests/runtime_")),
+    ("oneTBB", r"(tbb|oneapi/tbb)(\.h|/)", ("runtime/", "tests/runtime_")),
+    ("oneDNN", r"oneapi/dnnl/", ("bench/",)),
     ("Highway", r"hwy/", ("kernels/", "tests/kernels_", "bench/kernels_")),
     ("threads and locks",
      r"(thread|mutex|shared_mutex|condition_variable|semaphore|latch|barrier"
