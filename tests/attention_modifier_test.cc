@@ -178,6 +178,8 @@ TEST_P(ModifierTest, SinksAreCountedExactlyOnce) {
 
 TEST_P(ModifierTest, ASinkOfMinusInfinityChangesNothing) {
   CaseSpec spec = Mixed(GetParam());
+  spec.seqs.push_back({2, 0});  // saw nothing, and still does
+  spec.masks.push_back({});
   const Engine engine = MakeEngine(2);
   const Output without = AttentionCase(spec).Run(*engine.attention);
   spec.sinks.assign(size_t(spec.q_heads), kMinusInf);

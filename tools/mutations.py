@@ -52,9 +52,10 @@ MUTATIONS = [
     ("neighbouring token groups swapped", ATTEND,
      "begin + g * kGroupTokens, first",
      "begin + (g ^ 1) * kGroupTokens, first"),
-    ("block of the next token read", ATTEND,
+    ("block of the next token group read", ATTEND,
      "kv.block_table[token >> kv.block_size_log2]",
-     "kv.block_table[HWY_MIN(token + 1, last) >> kv.block_size_log2]"),
+     "kv.block_table[HWY_MIN(token + kGroupTokens, last) >>\n"
+     "                       kv.block_size_log2]"),
     ("tail of ragged rows skipped", ATTEND,
      "spans[r].end / kPack, false, spans[r].end % kPack != 0,",
      "common_end, false, spans[r].end % kPack != 0,"),
