@@ -108,11 +108,11 @@ Status KvFixture::Fill(Runtime* runtime) {
 
 // --- Workload ----------------------------------------------------------------
 
-Result<std::unique_ptr<Workload>> Workload::Create(Attention* attention,
-                                                   const KvFixture* fixture,
-                                                   const Shape& shape,
-                                                   int copies,
-                                                   int64_t first_block) {
+Result<std::unique_ptr<Workload>> Workload::Create(
+    Attention* attention, const KvFixture* fixture, const Shape& shape,
+    const WorkloadOptions& options) {
+  const int copies = options.copies;
+  const int64_t first_block = options.first_block;
   const int64_t needed = shape.num_blocks() * copies;
   const auto there = static_cast<int64_t>(fixture->blocks().size());
   if (first_block + needed > there) {
@@ -148,8 +148,9 @@ Result<std::unique_ptr<Workload>> Workload::Create(Attention* attention,
     }
     work->tables_.push_back(std::move(table));
     const auto at = static_cast<size_t>(copy);
-    if (Status status = attention->Plan(work->BatchOf(at), attention_shape,
-                                        fixture->view(), {}, &work->plans_[at]);
+    if (Status status =
+            attention->Plan(work->BatchOf(at), attention_shape, fixture->view(),
+                            options.plan, &work->plans_[at]);
         !status.ok()) {
       return status;
     }
@@ -169,6 +170,12 @@ Batch Workload::BatchOf(size_t copy) const {
           .seq_lens = seq_lens_,
           .block_tables = tables_[copy],
           .block_table_stride = stride_};
+}
+
+std::span<const int32_t> Workload::BlockTable(int64_t seq) const {
+  return std::span(tables_[0])
+      .subspan(static_cast<size_t>(seq * stride_),
+               static_cast<size_t>(stride_));
 }
 
 size_t Workload::NextCopy() { return next_++ % plans_.size(); }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -70,17 +71,21 @@ class KvFixture {
   std::vector<int32_t> blocks_;
 };
 
+struct WorkloadOptions {
+  int copies = 1;
+  int64_t first_block = 0;  // into KvFixture::blocks()
+  PlanOptions plan = {};
+};
+
 // A shape on a fixture, as several copies over different blocks that runs and
 // reads take in turn: with enough of them every run finds its pages cold.
 class Workload {
  public:
-  // `first_block` into fixture.blocks(). Lifetime: all arguments outlive it.
+  // Lifetime: `attention` and `fixture` outlive it.
   // Errors: kOutOfRange when the fixture has too few blocks; those of Plan.
-  static Result<std::unique_ptr<Workload>> Create(Attention* attention,
-                                                  const KvFixture* fixture,
-                                                  const Shape& shape,
-                                                  int copies = 1,
-                                                  int64_t first_block = 0);
+  static Result<std::unique_ptr<Workload>> Create(
+      Attention* attention, const KvFixture* fixture, const Shape& shape,
+      const WorkloadOptions& options = {});
 
   // Wall seconds of one launch of the next copy.
   Result<double> Run();
@@ -89,7 +94,9 @@ class Workload {
   Result<ReadProbe*> Probe(Runtime* runtime);  // of copy 0
 
   const Shape& shape() const { return shape_; }
-  const LaunchReport& report() const { return report_; }  // of the last Run
+  const KvFixture& fixture() const { return *fixture_; }
+  std::span<const int32_t> BlockTable(int64_t seq) const;  // of copy 0
+  const LaunchReport& report() const { return report_; }   // of the last Run
   const std::vector<float>& out() const { return out_; }
   const std::vector<BF16>& q() const { return q_; }
   int64_t kv_bytes() const { return report_.kv_bytes; }

@@ -35,7 +35,7 @@ Status MeasureParts(BenchSession* session, const Shape& whole,
   const auto add = [&](const Shape& shape, int64_t first_block) -> Status {
     VARLANE_TOOLS_ASSIGN(std::unique_ptr<Workload> work,
                          Workload::Create(session->attention(), fixture.get(),
-                                          shape, 1, first_block));
+                                          shape, {.first_block = first_block}));
     works.push_back(std::move(work));
     // Goes are not repeated one by one: whole and parts alternate.
     samplers.push_back(
@@ -51,18 +51,18 @@ Status MeasureParts(BenchSession* session, const Shape& whole,
   VARLANE_TOOLS_ASSIGN(const auto samples, Interleave(samplers, budget));
   std::vector<double> sums;
   std::vector<double> ratios;
-  for (size_t round = 0; round < samples[0].size(); ++round) {
+  for (size_t round = 0; round < samples.of[0].size(); ++round) {
     double sum = 0;
-    for (size_t part = 1; part < samples.size(); ++part) {
-      sum += samples[part][round];
+    for (size_t part = 1; part < samples.of.size(); ++part) {
+      sum += samples.of[part][round];
     }
     sums.push_back(sum);
-    ratios.push_back(samples[0][round] / sum);
+    ratios.push_back(samples.of[0][round] / sum);
   }
-  row->value = Median(samples[0]) * 1e6;
+  row->value = Median(samples.of[0]) * 1e6;
   row->limit = Median(sums) * 1e6;
   row->detail = "limit: the parts one after the other";
-  SetRatios(ratios, row);
+  SetRatios(ratios, samples.disturbed, row);
   return {};
 }
 
@@ -95,22 +95,23 @@ Status MeasureWindow(BenchSession* session, BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<Workload> with,
       Workload::Create(session->attention(), fixture.get(), windowed));
-  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> without,
-                       Workload::Create(session->attention(), fixture.get(),
-                                        plain, 1, windowed.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> without,
+      Workload::Create(session->attention(), fixture.get(), plain,
+                       {.first_block = windowed.num_blocks()}));
   const std::vector<Sampler> samplers = {
       {[&with] { return with->Run(); }},
       {[&without] { return without->Run(); }}};
   VARLANE_TOOLS_ASSIGN(const auto samples,
                        Interleave(samplers, session->budget()));
   std::vector<double> ratios;
-  for (size_t i = 0; i < samples[0].size(); ++i) {
-    ratios.push_back(samples[0][i] / samples[1][i]);
+  for (size_t i = 0; i < samples.of[0].size(); ++i) {
+    ratios.push_back(samples.of[0][i] / samples.of[1][i]);
   }
-  row->value = Median(samples[0]) * 1e6;
-  row->limit = Median(samples[1]) * 1e6;
+  row->value = Median(samples.of[0]) * 1e6;
+  row->limit = Median(samples.of[1]) * 1e6;
   row->detail = "limit: a context of 1024, no window";
-  SetRatios(ratios, row);
+  SetRatios(ratios, samples.disturbed, row);
   return {};
 }
 
@@ -155,16 +156,16 @@ Status MeasureScaling(BenchSession* session, const Shape& shape, DType dtype,
                        Interleave(samplers, session->budget()));
   std::vector<double> ratios;
   std::vector<double> machine;
-  for (size_t i = 0; i < samples[0].size(); ++i) {
-    ratios.push_back(samples[1][i] / samples[0][i]);
-    machine.push_back(samples[2][i] / samples[3][i]);
+  for (size_t i = 0; i < samples.of[0].size(); ++i) {
+    ratios.push_back(samples.of[1][i] / samples.of[0][i]);
+    machine.push_back(samples.of[2][i] / samples.of[3][i]);
   }
-  row->value = Median(samples[0]) * 1e6;
-  row->limit = Median(samples[1]) * 1e6;
+  row->value = Median(samples.of[0]) * 1e6;
+  row->limit = Median(samples.of[1]) * 1e6;
   row->detail =
       fmt::format("limit: one worker; the multiply peak itself grows {:.2f}x",
                   Median(machine));
-  SetRatios(ratios, row);
+  SetRatios(ratios, samples.disturbed, row);
   return {};
 }
 
@@ -216,12 +217,12 @@ Status MeasureTarget(BenchSession* session, const std::string& target,
                        Interleave(samplers, session->budget()));
   const auto flops = static_cast<double>(work->report().flops);
   std::vector<double> ratios;
-  for (size_t i = 0; i < samples[0].size(); ++i) {
-    ratios.push_back(flops / samples[0][i] / samples[1][i]);
+  for (size_t i = 0; i < samples.of[0].size(); ++i) {
+    ratios.push_back(flops / samples.of[0][i] / samples.of[1][i]);
   }
-  row->value = flops / Median(samples[0]) * 1e-9;
-  row->limit = Median(samples[1]) * 1e-9;
-  SetRatios(ratios, row);
+  row->value = flops / Median(samples.of[0]) * 1e-9;
+  row->limit = Median(samples.of[1]) * 1e-9;
+  SetRatios(ratios, samples.disturbed, row);
   row->holds = SameBits(work->out(), reference->out());
   row->detail =
       std::string(*row->holds ? "the same bits as " : "other bits than ") +

@@ -32,66 +32,86 @@ Result<double> EmptyLaunch(Runtime* runtime) {
 Status MeasureEmpty(BenchSession* session, BenchRow* row) {
   const std::vector<Sampler> samplers = {
       {[=] { return EmptyLaunch(session->runtime()); }}};
-  VARLANE_TOOLS_ASSIGN(const auto samples,
+  VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
-  row->value = Median(samples[0]) * 1e6;
-  row->spread = RelativeSpread(samples[0]);
-  row->rounds = static_cast<int>(samples[0].size());
-  Judge(row);
+  std::vector<double> micros;
+  for (const double seconds : samples.of[0]) micros.push_back(seconds * 1e6);
+  SetValues(micros, samples.disturbed, row);
   return {};
 }
 
+// What each of `count` threadgroups adds to an empty launch.
+Status MeasureEach(BenchSession* session, const Sampler& launch, int64_t count,
+                   BenchRow* row) {
+  const std::vector<Sampler> samplers = {
+      launch, {[=] { return EmptyLaunch(session->runtime()); }}};
+  VARLANE_TOOLS_ASSIGN(const Samples samples,
+                       Interleave(samplers, session->budget()));
+  std::vector<double> each;
+  for (size_t i = 0; i < samples.of[0].size(); ++i) {
+    each.push_back((samples.of[0][i] - samples.of[1][i]) /
+                   static_cast<double>(count) * 1e9);
+  }
+  SetValues(each, samples.disturbed, row);
+  return {};
+}
+
+// The engine alone: bodies that return at once.
+Status MeasureBare(BenchSession* session, BenchRow* row) {
+  const Sampler launch = {[=]() -> Result<double> {
+    const auto body = [](const Threadgroup&) {};
+    const Clock::time_point start = Clock::now();
+    VARLANE_TOOLS_TRY(session->runtime()->Launch(Grid{kSurplus}, body));
+    const std::chrono::duration<double> elapsed = Clock::now() - start;
+    return elapsed.count();
+  }};
+  return MeasureEach(session, launch, kSurplus, row);
+}
+
 // Sequences without query tokens still have their over-provisioned query block:
-// every one of its threadgroups searches its owner and returns.
-Status MeasureSurplus(BenchSession* session, BenchRow* row) {
+// every one of its threadgroups asks for its owner and returns.
+Status MeasureSurplus(BenchSession* session, OwnerPattern owner,
+                      BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<bench::KvFixture> fixture,
                        session->MakeFixture(DType::kBF16, Heads{}, 1));
   const auto idle = static_cast<int>(kSurplus / Heads{}.kv);
   const bench::Shape shape = {"surplus", {{idle, 0, 0}, {1, 1, 16}}};
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<bench::Workload> work,
-      bench::Workload::Create(session->attention(), fixture.get(), shape));
-  const std::vector<Sampler> samplers = {
-      {[&work] { return work->Run(); }},
-      {[=] { return EmptyLaunch(session->runtime()); }}};
-  VARLANE_TOOLS_ASSIGN(const auto samples,
-                       Interleave(samplers, session->budget()));
+      bench::Workload::Create(session->attention(), fixture.get(), shape,
+                              {.plan = {.owner = owner}}));
+  VARLANE_TOOLS_TRY(
+      MeasureEach(session, {[&work] { return work->Run(); }}, kSurplus, row));
   const int64_t surplus = work->report().surplus_threadgroups;
-  if (surplus < kSurplus) {
-    return Fail(StatusCode::kInternal, "only {} threadgroups were surplus",
-                surplus);
-  }
-  std::vector<double> each;
-  for (size_t i = 0; i < samples[0].size(); ++i) {
-    each.push_back((samples[0][i] - samples[1][i]) /
-                   static_cast<double>(surplus) * 1e9);
-  }
-  row->value = Median(each);
-  row->spread = RelativeSpread(each);
-  row->rounds = static_cast<int>(each.size());
-  row->detail =
-      fmt::format("{} surplus threadgroups, each with its search", surplus);
-  Judge(row);
-  return {};
+  if (surplus >= kSurplus) return {};
+  return Fail(StatusCode::kInternal, "only {} threadgroups were surplus",
+              surplus);
+}
+
+BenchRow ValueRow(std::string name, const char* unit, double must) {
+  BenchRow row;
+  row.name = std::move(name);
+  row.unit = unit;
+  row.sense = Sense::kValueAtMost;
+  row.must = must;
+  return row;
 }
 
 }  // namespace
 
 void AddLaunchRows(BenchSession* session) {
-  BenchRow empty;
-  empty.name = "launch of one empty threadgroup";
-  empty.unit = "us";
-  empty.sense = Sense::kValueAtMost;
-  empty.must = 3;
-  session->Add(std::move(empty),
+  session->Add(ValueRow("launch of one empty threadgroup", "us", 3),
                [=](BenchRow* row) { return MeasureEmpty(session, row); });
-  BenchRow surplus;
-  surplus.name = "surplus threadgroup of 100000";
-  surplus.unit = "ns";
-  surplus.sense = Sense::kValueAtMost;
-  surplus.must = 15;
-  session->Add(std::move(surplus),
-               [=](BenchRow* row) { return MeasureSurplus(session, row); });
+  session->Add(ValueRow("surplus threadgroup of 100000, bare", "ns", 15),
+               [=](BenchRow* row) { return MeasureBare(session, row); });
+  for (const OwnerPattern owner :
+       {OwnerPattern::kSearch, OwnerPattern::kMap, OwnerPattern::kPadded}) {
+    session->Add(
+        ValueRow(std::string("surplus threadgroup of 100000, ") +
+                     OwnerPatternName(owner),
+                 "ns", 15),
+        [=](BenchRow* row) { return MeasureSurplus(session, owner, row); });
+  }
 }
 
 }  // namespace varlane::tools

@@ -2,19 +2,69 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "bench/gemm_peer.h"
 #include "tools/bench_session.h"
 #include "tools/status_util.h"
 
 namespace varlane::tools {
 namespace {
 
+using bench::GemmPeer;
 using bench::Heads;
 using bench::Shape;
+using bench::Workload;
 
-Status MeasurePeer(BenchRow* row) {
-  row->reason = "built without oneDNN (libdnnl-dev)";
+// Both compute the same thing: bf16 weights differ in the last bits.
+Status Compare(const std::vector<float>& ours,
+               const std::vector<float>& theirs) {
+  double worst = 0;
+  double largest = 0;
+  for (size_t i = 0; i < ours.size(); ++i) {
+    worst = std::max(worst, std::abs(double{ours[i]} - double{theirs[i]}));
+    largest = std::max(largest, std::abs(double{ours[i]}));
+  }
+  if (worst <= 0.02 * largest) return {};
+  return Fail(StatusCode::kInternal,
+              "the peer computes something else: off by {} of {}", worst,
+              largest);
+}
+
+Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
+                   BenchRow* row) {
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<bench::KvFixture> fixture,
+      session->MakeFixture(dtype, Heads{}, shape.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> work,
+      Workload::Create(session->attention(), fixture.get(), shape));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_head,
+                       GemmPeer::Create(session->runtime(), *work, false));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_group,
+                       GemmPeer::Create(session->runtime(), *work, true));
+  const std::vector<Sampler> samplers = {{[&] { return work->Run(); }},
+                                         {[&] { return by_head->Run(); }},
+                                         {[&] { return by_group->Run(); }}};
+  VARLANE_TOOLS_ASSIGN(const Samples samples,
+                       Interleave(samplers, session->budget()));
+  VARLANE_TOOLS_TRY(Compare(work->out(), by_head->out()));
+  VARLANE_TOOLS_TRY(Compare(work->out(), by_group->out()));
+  const bool head_wins = Median(samples.of[1]) <= Median(samples.of[2]);
+  const std::vector<double>& peer = samples.of[head_wins ? 1 : 2];
+  std::vector<double> ratios;
+  for (size_t i = 0; i < peer.size(); ++i) {
+    ratios.push_back(peer[i] / samples.of[0][i]);
+  }
+  row->value = Median(samples.of[0]) * 1e6;
+  row->limit = Median(peer) * 1e6;
+  row->detail = fmt::format(
+      "limit: the peer, {}, {:.0f} GFLOP/s",
+      head_wins ? "a query head a task" : "a KV head's group a task",
+      static_cast<double>(work->report().flops) / *row->limit * 1e-3);
+  SetRatios(ratios, samples.disturbed, row);
   return {};
 }
 
@@ -34,8 +84,9 @@ void AddPeerRows(BenchSession* session) {
                  Heads{}.Name();
       row.unit = "us";
       row.must = 1.25;
-      session->Add(std::move(row),
-                   [](BenchRow* to) { return MeasurePeer(to); });
+      session->Add(std::move(row), [&](BenchRow* to) {
+        return MeasurePeer(session, shape, dtype, to);
+      });
     }
   }
 }

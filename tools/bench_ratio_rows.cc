@@ -100,6 +100,7 @@ struct Times {
   std::vector<double> run;
   std::vector<double> read;
   std::vector<double> multiply;
+  int disturbed = 0;
 };
 
 Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
@@ -116,17 +117,19 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
   if (bound != Bound::kRead) {
     samplers.push_back({[=] { return session->Peak(dtype); }, false});
   }
-  VARLANE_TOOLS_ASSIGN(auto samples, Interleave(samplers, session->budget()));
-  times->run = samples[0];
+  VARLANE_TOOLS_ASSIGN(const Samples samples,
+                       Interleave(samplers, session->budget()));
+  times->run = samples.of[0];
+  times->disturbed = samples.disturbed;
   if (bound != Bound::kPeak) {
-    const size_t best = Median(samples[1]) <= Median(samples[2]) ? 0 : 1;
-    times->read = samples[1 + best];
+    const size_t best = Median(samples.of[1]) <= Median(samples.of[2]) ? 0 : 1;
+    times->read = samples.of[1 + best];
     VARLANE_TOOLS_ASSIGN(const ReadProbe* const probe,
                          work->Probe(session->runtime()));
     row->detail = "read: " + probe->LoopName(loops[best]);
   }
   if (bound != Bound::kRead) {
-    for (const double rate : samples.back()) {
+    for (const double rate : samples.of.back()) {
       times->multiply.push_back(static_cast<double>(work->report().flops) /
                                 rate);
     }
@@ -149,8 +152,9 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
                      const KvFixture& fixture, BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<Workload> work,
-      Workload::Create(session->attention(), &fixture, demand.shape,
-                       Copies(demand, fixture.dtype(), fixture.heads())));
+      Workload::Create(
+          session->attention(), &fixture, demand.shape,
+          {.copies = Copies(demand, fixture.dtype(), fixture.heads())}));
   Times times;
   VARLANE_TOOLS_TRY(TakeSamples(session, demand.bound, fixture.dtype(),
                                 work.get(), &times, row));
@@ -180,7 +184,7 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
     row->value = work_done / run * 1e-9;
     row->limit = work_done / limit * 1e-9;
   }
-  SetRatios(ratios, row);
+  SetRatios(ratios, times.disturbed, row);
   return {};
 }
 

@@ -2,6 +2,8 @@
 
 #include "tools/bench_rows.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -42,9 +44,38 @@ std::string SenseText(const BenchRow& row) {
   return "?";
 }
 
+std::string NoteText(const BenchRow& row) {
+  if (!row.reason.empty()) return row.reason;
+  if (row.disturbed == 0) return row.detail;
+  return row.detail + (row.detail.empty() ? "" : "; ") +
+         fmt::format("{} rounds disturbed", row.disturbed);
+}
+
 std::string Cell(const std::optional<double>& value, int digits) {
   return value ? fmt::format("{:.{}f}", *value, digits) : "-";
 }
+
+// Whether other processes took cores from us while it lived.
+class DisturbanceMeter {
+ public:
+  DisturbanceMeter() : switches_(Switches()), start_(Clock::now()) {}
+
+  // The kernel's own threads interrupt a few times a second at most; a busy
+  // neighbour's time slices come in hundreds.
+  bool IsDisturbed() const {
+    return static_cast<double>(Switches() - switches_) >
+           1 + 20 * SecondsSince(start_);
+  }
+
+ private:
+  static int64_t Switches() {  // involuntary, all threads
+    rusage usage = {};
+    return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_nivcsw : 0;
+  }
+
+  int64_t switches_;
+  Clock::time_point start_;
+};
 
 // The mean of as many goes as fill a sample.
 Result<double> Sample(const Sampler& sampler, int repeats) {
@@ -77,10 +108,21 @@ double RelativeSpread(std::vector<double> values) {
   return median > 0 ? (Rank(values, 0.9) - Rank(values, 0.1)) / median : 0;
 }
 
-void SetRatios(const std::vector<double>& ratios, BenchRow* row) {
+void SetRatios(const std::vector<double>& ratios, int disturbed,
+               BenchRow* row) {
   row->ratio = Median(ratios);
   row->rounds = static_cast<int>(ratios.size());
+  row->disturbed = disturbed;
   if (ratios.size() > 1) row->spread = RelativeSpread(ratios);
+  Judge(row);
+}
+
+void SetValues(const std::vector<double>& values, int disturbed,
+               BenchRow* row) {
+  row->value = Median(values);
+  row->rounds = static_cast<int>(values.size());
+  row->disturbed = disturbed;
+  if (values.size() > 1) row->spread = RelativeSpread(values);
   Judge(row);
 }
 
@@ -96,7 +138,8 @@ Json ToJson(const BenchRow& row) {
                {"must", OrNull(row.must)},
                {"holds", row.holds ? Json(*row.holds) : Json(nullptr)},
                {"sense", kSenses[static_cast<size_t>(row.sense)]},
-               {"rounds", row.rounds}};
+               {"rounds", row.rounds},
+               {"disturbed_rounds", row.disturbed}};
   if (!row.reason.empty()) json["reason"] = row.reason;
   if (!row.detail.empty()) json["detail"] = row.detail;
   return json;
@@ -112,40 +155,54 @@ std::string RowsText(std::span<const BenchRow> rows) {
     table.AddRow({row.name, Cell(row.value, 1), Cell(row.limit, 1), row.unit,
                   Cell(row.ratio, 3), Cell(row.spread, 2), SenseText(row),
                   row.holds ? (*row.holds ? "yes" : "NO") : "-",
-                  row.reason.empty() ? row.detail : row.reason});
+                  NoteText(row)});
   }
   return table.ToString();
 }
 
-Result<std::vector<std::vector<double>>> Interleave(
-    std::span<const Sampler> samplers, const SampleBudget& budget) {
+Result<Samples> Interleave(std::span<const Sampler> samplers,
+                           const SampleBudget& budget) {
   std::vector<int> repeats;
   double round_seconds = 0;
+  const double least = std::min(kMinSampleSeconds, budget.seconds / 20);
   for (const Sampler& sampler : samplers) {
     const Clock::time_point start = Clock::now();
     VARLANE_TOOLS_ASSIGN(const double warm, sampler.go());
     (void)warm;
     const double seconds = std::max(SecondsSince(start), 1e-9);
-    repeats.push_back(
-        sampler.repeats
-            ? std::max(1, static_cast<int>(std::ceil(
-                              std::min(kMinSampleSeconds, budget.seconds / 20) /
-                              seconds)))
-            : 1);
+    const double needed = sampler.repeats ? std::ceil(least / seconds) : 1;
+    repeats.push_back(std::max(1, static_cast<int>(needed)));
     round_seconds += seconds * repeats.back();
   }
-  const int rounds = static_cast<int>(std::clamp(budget.seconds / round_seconds,
+  const int wanted = static_cast<int>(std::clamp(budget.seconds / round_seconds,
                                                  double(budget.min_rounds),
                                                  double(budget.max_rounds)));
-  std::vector<std::vector<double>> samples(samplers.size());
-  for (int round = 0; round < rounds; ++round) {
+  Samples all;
+  Samples quiet;
+  all.of.resize(samplers.size());
+  quiet.of.resize(samplers.size());
+  const auto num_quiet = [&quiet] { return int(quiet.of[0].size()); };
+  while (all.rounds < wanted ||
+         (num_quiet() < budget.min_rounds && all.rounds < 2 * wanted)) {
+    const DisturbanceMeter meter;
     for (size_t i = 0; i < samplers.size(); ++i) {
       VARLANE_TOOLS_ASSIGN(const double sample,
                            Sample(samplers[i], repeats[i]));
-      samples[i].push_back(sample);
+      all.of[i].push_back(sample);
+    }
+    ++all.rounds;
+    if (meter.IsDisturbed()) {
+      ++all.disturbed;
+      continue;
+    }
+    for (size_t i = 0; i < samplers.size(); ++i) {
+      quiet.of[i].push_back(all.of[i].back());
     }
   }
-  return samples;
+  if (num_quiet() < budget.min_rounds) return all;
+  quiet.rounds = all.rounds;
+  quiet.disturbed = all.disturbed;
+  return quiet;
 }
 
 }  // namespace varlane::tools

@@ -36,6 +36,7 @@ struct BenchRow {
   std::optional<double> must;  // empty = reported only
   std::optional<bool> holds;
   int rounds = 0;
+  int disturbed = 0;  // rounds in which other processes took cores
   std::string reason;
   std::string detail;  // e.g. the read loop that was the limit
 };
@@ -48,7 +49,9 @@ double Median(std::vector<double> values);
 double RelativeSpread(std::vector<double> values);
 
 // Fills ratio, spread and rounds from the rounds' ratios and judges.
-void SetRatios(const std::vector<double>& ratios, BenchRow* row);
+void SetRatios(const std::vector<double>& ratios, int disturbed, BenchRow* row);
+// The same for a row that is held by its values.
+void SetValues(const std::vector<double>& values, int disturbed, BenchRow* row);
 
 Json ToJson(const BenchRow& row);
 std::string RowsText(std::span<const BenchRow> rows);
@@ -65,10 +68,18 @@ struct SampleBudget {
   int max_rounds = 41;
 };
 
+struct Samples {
+  std::vector<std::vector<double>> of;  // [samplers][rounds that count]
+  int rounds = 0;                       // taken
+  int disturbed = 0;                    // of those: somebody took a core
+};
+
 // Takes every sampler in turn, round after round (A B C A B C ...), after one
-// warm-up go each. Returns [samplers][rounds].
-Result<std::vector<std::vector<double>>> Interleave(
-    std::span<const Sampler> samplers, const SampleBudget& budget);
+// warm-up go each. A round in which this process lost a core to another one
+// says nothing of either side: it is left out, and up to twice the budget is
+// spent on min_rounds quiet ones. Where there are still fewer, all count.
+Result<Samples> Interleave(std::span<const Sampler> samplers,
+                           const SampleBudget& budget);
 
 }  // namespace varlane::tools
 

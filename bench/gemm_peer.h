@@ -1,0 +1,45 @@
+// GemmPeer: causal attention as a good engineer composes it from a GEMM
+// library, to be compared with.
+//
+// Contiguous K/V, chunks of 128 query tokens, keys cut at the causal diagonal,
+// scores in memory, an AVX-512 softmax between two oneDNN matmuls, tasks shared
+// out over the same workers. Optional: there only where libdnnl-dev is.
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_BENCH_GEMM_PEER_H_
+#define VARLANE_BENCH_GEMM_PEER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/workload.h"
+#include "varlane/runtime.h"
+#include "varlane/status.h"
+
+namespace varlane::bench {
+
+class GemmPeer {
+ public:
+  // Takes Q and K/V from `work`, in the cache's dtype (f32 or bf16). Tasks hold
+  // one query head each, or all of a KV head's.
+  // Errors: kUnimplemented when built without oneDNN or the CPU lacks what the
+  //         softmax needs; kInternal with what oneDNN says.
+  static Result<std::unique_ptr<GemmPeer>> Create(Runtime* runtime,
+                                                  const Workload& work,
+                                                  bool whole_groups);
+  ~GemmPeer();
+
+  Result<double> Run();                   // wall seconds
+  const std::vector<float>& out() const;  // [total_q, Hq, D], of the last Run
+
+  class Impl;
+
+ private:
+  explicit GemmPeer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace varlane::bench
+
+#endif  // VARLANE_BENCH_GEMM_PEER_H_

@@ -1,0 +1,32 @@
+// GemmPeer where there is no oneDNN to build it with.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <utility>
+
+#include "bench/gemm_peer.h"
+
+namespace varlane::bench {
+
+class GemmPeer::Impl {
+ public:
+  std::vector<float> out;
+};
+
+GemmPeer::GemmPeer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GemmPeer::~GemmPeer() = default;
+
+Result<std::unique_ptr<GemmPeer>> GemmPeer::Create(Runtime*, const Workload&,
+                                                   bool) {
+  return Status(StatusCode::kUnimplemented,
+                "built without oneDNN (install libdnnl-dev and configure "
+                "again)");
+}
+
+Result<double> GemmPeer::Run() {
+  return Status(StatusCode::kUnimplemented, "built without oneDNN");
+}
+
+const std::vector<float>& GemmPeer::out() const { return impl_->out; }
+
+}  // namespace varlane::bench

@@ -1,0 +1,139 @@
+// `varlane bench kernels`: its rows are all there, and what they say is
+// consistent. How fast anything is is not a test's business.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/testing/testing.h"
+#include "tools/bench_rows.h"
+
+namespace varlane::tools {
+namespace {
+
+using TestJson = nlohmann::json;
+
+// Runs the built command; its JSON, or null when it failed.
+TestJson BenchKernels(const std::string& arguments) {
+  const auto path = std::filesystem::path(::testing::TempDir()) /
+                    ("varlane_bench_" + std::to_string(getpid()) + ".json");
+  const std::string command = std::string(VARLANE_CLI_PATH) +
+                              " bench kernels " + arguments + " --json " +
+                              path.string() + " >/dev/null 2>&1";
+  const int status = std::system(command.c_str());
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
+  std::ifstream file(path);
+  TestJson json = TestJson::parse(file, nullptr, false);
+  std::filesystem::remove(path);
+  return json;
+}
+
+const TestJson* FindRow(const TestJson& json, const std::string& name) {
+  for (const TestJson& row : json["rows"]) {
+    if (row["name"] == name) return &row;
+  }
+  return nullptr;
+}
+
+constexpr const char* kSmallRows =
+    "--quick --seconds 0.000001 --filter "
+    "'^(decode 64x1@128|launch|surplus|AVX2 bits|mixed)'";
+
+TEST(BenchTest, EveryRowHasItsFieldsAndAReasonWhereNumbersAreMissing) {
+  const TestJson json = BenchKernels(kSmallRows);
+  ASSERT_TRUE(json.contains("machine") && json.contains("rows"));
+  EXPECT_GT(json["machine"]["bf16_peak_gflop_per_s"].get<double>(), 0);
+  ASSERT_GE(json["rows"].size(), 4u);
+  std::set<std::string> names;
+  for (const TestJson& row : json["rows"]) {
+    const auto name = row.at("name").get<std::string>();
+    EXPECT_TRUE(names.insert(name).second) << name << " is there twice";
+    for (const char* field :
+         {"value", "unit", "limit", "ratio", "spread", "must", "holds"}) {
+      EXPECT_TRUE(row.contains(field)) << name << " " << field;
+    }
+    EXPECT_TRUE(row["value"].is_number() || row.contains("reason")) << name;
+    if (row["value"].is_number() && row["must"].is_number()) {
+      EXPECT_TRUE(row["holds"].is_boolean()) << name;
+    }
+  }
+}
+
+TEST(BenchTest, DemandsAreThoseOfTheTable) {
+  const TestJson json = BenchKernels(kSmallRows);
+  struct {
+    const char* name;
+    double must;
+  } const demands[] = {{"decode 64x1@128 bf16 16/4/128", 0.75},
+                       {"launch of one empty threadgroup", 3},
+                       {"surplus threadgroup of 100000, bare", 15},
+                       {"surplus threadgroup of 100000, search", 15},
+                       {"mixed 32x1@512 + 4x512@512 bf16 16/4/128", 1.05}};
+  for (const auto& demand : demands) {
+    const TestJson* row = FindRow(json, demand.name);
+    ASSERT_NE(row, nullptr) << demand.name;
+    EXPECT_EQ((*row)["must"], demand.must) << demand.name;
+  }
+}
+
+TEST(BenchTest, AFilterThatMatchesNothingMeasuresNothing) {
+  const TestJson json = BenchKernels("--quick --filter nothing_has_this_name");
+  EXPECT_EQ(json["rows"].size(), 0u);
+}
+
+TEST(BenchRowsTest, JudgesByItsSense) {
+  BenchRow row;
+  row.must = 0.9;
+  Judge(&row);
+  EXPECT_FALSE(row.holds.has_value()) << "nothing was measured";
+  row.ratio = 0.91;
+  Judge(&row);
+  EXPECT_EQ(row.holds, true);
+  row.sense = Sense::kRatioAtMost;
+  Judge(&row);
+  EXPECT_EQ(row.holds, false);
+  row.sense = Sense::kValueAtMost;
+  row.value = 0.5;
+  Judge(&row);
+  EXPECT_EQ(row.holds, true);
+}
+
+TEST(BenchRowsTest, MedianAndSpreadAreNearestRank) {
+  EXPECT_EQ(Median({3, 1, 2}), 2);
+  EXPECT_EQ(Median({7}), 7);
+  EXPECT_DOUBLE_EQ(RelativeSpread({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}),
+                   (10.0 - 2.0) / 6.0);
+}
+
+TEST(BenchRowsTest, SamplersTakeTurns) {
+  std::string order;
+  const std::vector<Sampler> samplers = {
+      {[&order]() -> Result<double> { return (order += 'a', 1.0); }, false},
+      {[&order]() -> Result<double> { return (order += 'b', 2.0); }, false}};
+  const Result<Samples> samples =
+      Interleave(samplers, {.seconds = 1e-9, .min_rounds = 3, .max_rounds = 3});
+  VARLANE_ASSERT_OK(samples.status());
+  EXPECT_EQ(order.substr(0, 8), "abababab") << "one warm-up, three rounds";
+  ASSERT_EQ(samples->of.size(), 2u);
+  EXPECT_EQ(samples->of[0], std::vector<double>(samples->of[0].size(), 1.0));
+  EXPECT_EQ(samples->of[1], std::vector<double>(samples->of[1].size(), 2.0));
+  EXPECT_GE(samples->of[0].size(), 3u);
+}
+
+TEST(BenchRowsTest, ASamplersErrorEndsTheMeasurement) {
+  const std::vector<Sampler> samplers = {
+      {[]() -> Result<double> { return Status(StatusCode::kAborted, "no"); }}};
+  EXPECT_EQ(Interleave(samplers, {}).status().code(), StatusCode::kAborted);
+}
+
+}  // namespace
+}  // namespace varlane::tools
