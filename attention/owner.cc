@@ -137,7 +137,6 @@ bool AssignByAxes(const Impl& plan, int64_t index, WorkerCounters& count,
   rest /= plan.padded_query_blocks;
   const int64_t seq = rest % plan.num_seqs;
   to->head = static_cast<int>(rest / plan.num_seqs);
-  if (block >= plan.NumBlocks(seq)) return false;
   return Place(plan, seq, plan.FirstBlock(seq) + block, partition, to);
 }
 

@@ -396,20 +396,26 @@ TEST(MergeStatesTest, NaNSurfacesWhereItStands) {
     for (size_t at = 0; at < 3; ++at) {
       std::vector<Rows> parts;
       for (uint64_t i = 0; i < 3; ++i) {
-        parts.push_back(MakeRows(4, 40, DType::kF32, i + 1));
+        parts.push_back(MakeRows(5, 40, DType::kF32, i + 1));
       }
       parts[at].lse[0] = kNaN;
       parts[at].lse[1] = kInf;
       parts[at].set(2, 33, kNaN);
+      // Among empty ones, too.
+      for (Rows& part : parts) part.lse[3] = -kInf;
+      parts[at].lse[3] = kNaN;
       const Merged m = MergeRows(engine.runtime.get(), parts);
       EXPECT_TRUE(std::isnan(m.lse[0]));
       EXPECT_TRUE(std::isnan(m.lse[1]));
       EXPECT_TRUE(std::isfinite(m.lse[2]));
+      EXPECT_TRUE(std::isnan(m.lse[3]));
+      EXPECT_TRUE(std::isfinite(m.lse[4]));
       for (int d = 0; d < 40; ++d) {
         EXPECT_TRUE(std::isnan(m.out[size_t(d)])) << "NaN lse " << d;
         EXPECT_TRUE(std::isnan(m.out[size_t(40 + d)])) << "inf lse " << d;
         EXPECT_EQ(std::isnan(m.out[size_t(80 + d)]), d == 33) << d;
-        EXPECT_FALSE(std::isnan(m.out[size_t(120 + d)])) << d;
+        EXPECT_TRUE(std::isnan(m.out[size_t(120 + d)])) << "alone " << d;
+        EXPECT_FALSE(std::isnan(m.out[size_t(160 + d)])) << d;
       }
     }
   }
