@@ -34,10 +34,11 @@ FOLDERS = ("attention", "base", "bench", "cmake", "include", "kernels",
 TESTS = ("attention_exact_test", "attention_mask_test",
          "attention_modifier_test", "attention_edge_test",
          "attention_reference_test", "attention_plan_test",
-         "attention_write_test", "attention_bits_test")
+         "attention_write_test", "attention_merge_states_test",
+         "attention_bits_test")
 # Which units must be compiled again, and which of their tests to run: first
-# bf16, which packs and rounds, then f32. What is not of a type runs at first.
-STAGES = (("bf16", "-*/f32*:*/f16*"), ("f32", "*/f32*"))
+# bf16, which packs and rounds, then f32.
+STAGES = (("bf16", "-*/f32*:*/f16*"), ("f32", "-*/bf16*:*/f16*"))
 HOST_UNITS = ("attention/plan.cc", "attention/run.cc", "attention/owner.cc")
 TEST_SECONDS = 300
 

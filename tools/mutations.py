@@ -13,6 +13,7 @@ TILE = "kernels/tile-inl.h"
 VEC = "kernels/vec-inl.h"
 MODIFY = "kernels/modify-inl.h"
 WRITE = "kernels/write-inl.h"
+MERGE = "kernels/merge_states-inl.h"
 PLAN = "attention/plan.cc"
 OWNER = "attention/owner.cc"
 RUN = "attention/run.cc"
@@ -148,4 +149,14 @@ MUTATIONS = [
     ("query blocks share their partials", RUN,
      "plan_.partial_base[at] + item.first_token * plan_.group)",
      "plan_.partial_base[at])"),
+    # --- merging finished rows ---
+    ("merged state weighed inversely", MERGE,
+     "(lse - largest) * kLog2E", "(largest - lse) * kLog2E"),
+    ("merged LSE forgets the sum", MERGE,
+     "static_cast<double>(largest) +\n"
+     "                                       "
+     "std::log(static_cast<double>(sum))",
+     "static_cast<double>(largest)"),
+    ("later state replaces the first", MERGE,
+     "    first = false;", "    first = true;"),
 ]
