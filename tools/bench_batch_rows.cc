@@ -4,6 +4,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "tools/bench_session.h"
@@ -61,6 +62,8 @@ Status MeasureParts(BenchSession* session, const Shape& whole,
   }
   row->value = Median(samples.of[0]) * 1e6;
   row->limit = Median(sums) * 1e6;
+  row->best_ratio = samples.low[0] / std::accumulate(samples.low.begin() + 1,
+                                                     samples.low.end(), 0.0);
   row->detail = "limit: the parts one after the other";
   SetRatios(ratios, samples.disturbed, row);
   return {};
@@ -110,6 +113,7 @@ Status MeasureWindow(BenchSession* session, BenchRow* row) {
   }
   row->value = Median(samples.of[0]) * 1e6;
   row->limit = Median(samples.of[1]) * 1e6;
+  row->best_ratio = samples.low[0] / samples.low[1];
   row->detail = "limit: a context of 1024, no window";
   SetRatios(ratios, samples.disturbed, row);
   return {};
@@ -222,6 +226,7 @@ Status MeasureTarget(BenchSession* session, const std::string& target,
   }
   row->value = flops / Median(samples.of[0]) * 1e-9;
   row->limit = Median(samples.of[1]) * 1e-9;
+  row->best_ratio = flops / samples.low[0] / samples.high[1];
   SetRatios(ratios, samples.disturbed, row);
   row->holds = SameBits(work->out(), reference->out());
   row->detail =

@@ -60,6 +60,7 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
   }
   row->value = Median(samples.of[0]) * 1e6;
   row->limit = Median(peer) * 1e6;
+  row->best_ratio = std::min(samples.low[1], samples.low[2]) / samples.low[0];
   row->detail = fmt::format(
       "limit: the peer, {}, {:.0f} GFLOP/s",
       head_wins ? "a query head a task" : "a KV head's group a task",

@@ -101,6 +101,8 @@ struct Times {
   std::vector<double> read;
   std::vector<double> multiply;
   int disturbed = 0;
+  double best_run = 0;  // of single goes
+  double best_limit = 0;
 };
 
 Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
@@ -120,19 +122,23 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
   times->run = samples.of[0];
+  times->best_run = samples.low[0];
   times->disturbed = samples.disturbed;
   if (bound != Bound::kPeak) {
     const size_t best = Median(samples.of[1]) <= Median(samples.of[2]) ? 0 : 1;
     times->read = samples.of[1 + best];
+    times->best_limit = std::min(samples.low[1], samples.low[2]);
     VARLANE_TOOLS_ASSIGN(const ReadProbe* const probe,
                          work->Probe(session->runtime()));
     row->detail = "read: " + probe->LoopName(loops[best]);
   }
   if (bound != Bound::kRead) {
+    const auto flops = static_cast<double>(work->report().flops);
     for (const double rate : samples.of.back()) {
-      times->multiply.push_back(static_cast<double>(work->report().flops) /
-                                rate);
+      times->multiply.push_back(flops / rate);
     }
+    times->best_limit =
+        std::max(times->best_limit, flops / samples.high.back());
   }
   return {};
 }
@@ -184,6 +190,7 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
     row->value = work_done / run * 1e-9;
     row->limit = work_done / limit * 1e-9;
   }
+  row->best_ratio = times.best_limit / times.best_run;
   SetRatios(ratios, times.disturbed, row);
   return {};
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 #include "tools/status_util.h"
 
@@ -77,11 +78,14 @@ class DisturbanceMeter {
   Clock::time_point start_;
 };
 
-// The mean of as many goes as fill a sample.
-Result<double> Sample(const Sampler& sampler, int repeats) {
+// The mean of as many goes as fill a sample; keeps the least and the greatest.
+Result<double> Sample(const Sampler& sampler, int repeats, double* low,
+                      double* high) {
   double sum = 0;
   for (int i = 0; i < repeats; ++i) {
     VARLANE_TOOLS_ASSIGN(const double one, sampler.go());
+    *low = std::min(*low, one);
+    *high = std::max(*high, one);
     sum += one;
   }
   return sum / repeats;
@@ -135,6 +139,7 @@ Json ToJson(const BenchRow& row) {
                {"limit", OrNull(row.limit)},
                {"ratio", OrNull(row.ratio)},
                {"spread", OrNull(row.spread)},
+               {"best_ratio", OrNull(row.best_ratio)},
                {"must", OrNull(row.must)},
                {"holds", row.holds ? Json(*row.holds) : Json(nullptr)},
                {"sense", kSenses[static_cast<size_t>(row.sense)]},
@@ -148,31 +153,49 @@ Json ToJson(const BenchRow& row) {
 std::string RowsText(std::span<const BenchRow> rows) {
   using Align = Table::Align;
   Table table({Align::kLeft, Align::kRight, Align::kRight, Align::kLeft,
-               Align::kRight, Align::kRight, Align::kLeft, Align::kLeft});
-  table.AddRow(
-      {"", "value", "limit", "unit", "ratio", "+-", "must", "holds", ""});
+               Align::kRight, Align::kRight, Align::kRight, Align::kLeft,
+               Align::kLeft});
+  table.AddRow({"", "value", "limit", "unit", "ratio", "+-", "best", "must",
+                "holds", ""});
   for (const BenchRow& row : rows) {
     table.AddRow({row.name, Cell(row.value, 1), Cell(row.limit, 1), row.unit,
-                  Cell(row.ratio, 3), Cell(row.spread, 2), SenseText(row),
+                  Cell(row.ratio, 3), Cell(row.spread, 2),
+                  Cell(row.best_ratio, 3), SenseText(row),
                   row.holds ? (*row.holds ? "yes" : "NO") : "-",
                   NoteText(row)});
   }
   return table.ToString();
 }
 
+namespace {
+
+Samples OneRound(const std::vector<double>& goes) {
+  Samples samples;
+  for (const double go : goes) samples.of.push_back({go});
+  samples.low = samples.high = goes;
+  samples.rounds = 1;
+  return samples;
+}
+
+}  // namespace
+
 Result<Samples> Interleave(std::span<const Sampler> samplers,
                            const SampleBudget& budget) {
   std::vector<int> repeats;
+  std::vector<double> warm_goes;
   double round_seconds = 0;
   const double least = std::min(kMinSampleSeconds, budget.seconds / 20);
   for (const Sampler& sampler : samplers) {
     const Clock::time_point start = Clock::now();
     VARLANE_TOOLS_ASSIGN(const double warm, sampler.go());
-    (void)warm;
+    warm_goes.push_back(warm);
     const double seconds = std::max(SecondsSince(start), 1e-9);
     const double needed = sampler.repeats ? std::ceil(least / seconds) : 1;
     repeats.push_back(std::max(1, static_cast<int>(needed)));
     round_seconds += seconds * repeats.back();
+  }
+  if (budget.min_rounds == 1 && round_seconds > budget.seconds) {
+    return OneRound(warm_goes);  // one costs more than there is to spend
   }
   const int wanted = static_cast<int>(std::clamp(budget.seconds / round_seconds,
                                                  double(budget.min_rounds),
@@ -180,14 +203,17 @@ Result<Samples> Interleave(std::span<const Sampler> samplers,
   Samples all;
   Samples quiet;
   all.of.resize(samplers.size());
+  all.low.assign(samplers.size(), std::numeric_limits<double>::infinity());
+  all.high.assign(samplers.size(), 0);
   quiet.of.resize(samplers.size());
   const auto num_quiet = [&quiet] { return int(quiet.of[0].size()); };
   while (all.rounds < wanted ||
          (num_quiet() < budget.min_rounds && all.rounds < 2 * wanted)) {
     const DisturbanceMeter meter;
     for (size_t i = 0; i < samplers.size(); ++i) {
-      VARLANE_TOOLS_ASSIGN(const double sample,
-                           Sample(samplers[i], repeats[i]));
+      VARLANE_TOOLS_ASSIGN(
+          const double sample,
+          Sample(samplers[i], repeats[i], &all.low[i], &all.high[i]));
       all.of[i].push_back(sample);
     }
     ++all.rounds;
@@ -200,6 +226,8 @@ Result<Samples> Interleave(std::span<const Sampler> samplers,
     }
   }
   if (num_quiet() < budget.min_rounds) return all;
+  quiet.low = all.low;
+  quiet.high = all.high;
   quiet.rounds = all.rounds;
   quiet.disturbed = all.disturbed;
   return quiet;

@@ -32,6 +32,9 @@ struct BenchRow {
   std::optional<double> limit;   // median
   std::optional<double> ratio;   // median over rounds of the rounds' own ratios
   std::optional<double> spread;  // (p90 - p10) / median of ratio, or of value
+  // Of the fastest goes of either side, whenever they were: what is left to
+  // go by on a machine that is never quiet. Decides nothing.
+  std::optional<double> best_ratio;
   Sense sense = Sense::kRatioAtLeast;
   std::optional<double> must;  // empty = reported only
   std::optional<bool> holds;
@@ -70,6 +73,8 @@ struct SampleBudget {
 
 struct Samples {
   std::vector<std::vector<double>> of;  // [samplers][rounds that count]
+  std::vector<double> low;              // [samplers] least single go
+  std::vector<double> high;             // [samplers] greatest
   int rounds = 0;                       // taken
   int disturbed = 0;                    // of those: somebody took a core
 };
@@ -77,7 +82,8 @@ struct Samples {
 // Takes every sampler in turn, round after round (A B C A B C ...), after one
 // warm-up go each. A round in which this process lost a core to another one
 // says nothing of either side: it is left out, and up to twice the budget is
-// spent on min_rounds quiet ones. Where there are still fewer, all count.
+// spent on min_rounds quiet ones. Where there are still fewer, all count. Where
+// one round is enough and dearer than the budget, the warm-up is that round.
 Result<Samples> Interleave(std::span<const Sampler> samplers,
                            const SampleBudget& budget);
 

@@ -82,17 +82,21 @@ void AddBenchCommand(CLI::App* app, Run* run) {
       ->type_name("REGEX");
   command
       ->add_option("--seconds", flags->options.seconds,
-                   "Time for a row, as far as seven rounds allow")
+                   "Time for a row, as far as seven rounds allow; default 1, "
+                   "with --quick 0.4")
       ->check(CLI::Range(1e-6, 3600.0))
-      ->capture_default_str()
       ->type_name("S");
   AddBytesFlag(command, "--memory", &flags->options.memory_bytes,
                "Largest pool; default: half of what is available");
   AddRuntimeFlags(command, &flags->runtime);
   AddJsonFlag(command, &flags->json);
   command->footer(kFooter);
-  command->callback(
-      [flags, run] { *run = [flags] { return RunBenchKernels(*flags); }; });
+  command->callback([flags, command, run] {
+    if (flags->options.quick && command->count("--seconds") == 0) {
+      flags->options.seconds = 0.4;
+    }
+    *run = [flags] { return RunBenchKernels(*flags); };
+  });
 }
 
 }  // namespace varlane::tools
