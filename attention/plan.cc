@@ -37,11 +37,14 @@ Status ValidateShape(const AttentionShape& shape, const KvLayout& layout) {
                       layout.num_kv_heads, " KV heads is a group of ",
                       shape.num_q_heads / layout.num_kv_heads,
                       ", the limit is ", kMaxGroup);
-  VARLANE_REQUIRE_ARG(std::isfinite(shape.scale), "scale = ", shape.scale,
-                      ", must be finite");
-  VARLANE_REQUIRE_ARG(std::isfinite(shape.softcap) && shape.softcap >= 0,
-                      "softcap = ", shape.softcap,
-                      ", must be finite and not negative");
+  // As floats, which the kernels compute with.
+  VARLANE_REQUIRE_ARG(std::isfinite(static_cast<float>(shape.scale)),
+                      "scale = ", shape.scale, ", must be finite");
+  const auto softcap = static_cast<float>(shape.softcap);
+  VARLANE_REQUIRE_ARG(
+      shape.softcap == 0 ||
+          (std::isnormal(softcap) && std::isnormal(1 / softcap) && softcap > 0),
+      "softcap = ", shape.softcap, ", must be 0 or a positive normal float");
   return {};
 }
 

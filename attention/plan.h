@@ -8,6 +8,7 @@
 #define VARLANE_ATTENTION_PLAN_H_
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -53,7 +54,7 @@ struct AttentionPlan::Impl {
 
   // Query blocks, and the grid over them that the owner pattern makes of them
   // (owner.h).
-  int block_q = 1;                 // query tokens of a block (BQ)
+  int block_q = 1;                 // query tokens of a block, a power of two
   int64_t num_query_blocks = 0;    // total_q / BQ + N: over-provisioned
   int64_t num_partitions = 1;      // of a grid with that axis; 1 when walking
   int64_t grid_size = 0;           // threadgroups
@@ -107,7 +108,9 @@ struct AttentionPlan::Impl {
   // Number of a sequence's first query block. Numbers of different sequences
   // never meet, but some name no block.
   int64_t FirstBlock(int64_t seq) const {
-    return cu_seqlens_q[static_cast<size_t>(seq)] / block_q + seq;
+    return (cu_seqlens_q[static_cast<size_t>(seq)] >>
+            std::countr_zero(static_cast<unsigned>(block_q))) +
+           seq;
   }
 
   // What it costs to pass `tokens` query tokens over `keys` keys. One token

@@ -57,7 +57,7 @@ class Launch {
     args.partition_begin = work.partition_begin;
     args.partition_end = work.partition_end;
     Finish(work.item, work.head, &args);
-    Attend(args);
+    kernels_.attend(args);
   }
 
  private:
@@ -117,16 +117,6 @@ class Launch {
     args->sinks = tensors_.sinks == nullptr ? nullptr : tensors_.sinks + q_head;
   }
 
-  // Few rows stream K/V once and fetch ahead; many re-read them from L2.
-  void Attend(const AttendArgs& args) const {
-    constexpr int kStreamedRows = 32;
-    if (args.num_tokens * args.group <= kStreamedRows) {
-      kernels_.attend_token(args);
-    } else {
-      kernels_.attend_tile(args);
-    }
-  }
-
   // One partition of a spread item; whoever arrives last merges. Nobody waits.
   void RunPartition(const Threadgroup& tg, const Assignment& work,
                     WorkerCounters& count) const {
@@ -143,7 +133,7 @@ class Launch {
     args.partition_end = work.partition_end;
     args.partials =
         base + (work.partition_begin - item.partition_begin) * per_partition;
-    Attend(args);
+    kernels_.attend(args);
     ++count.spread_partitions;
 
     std::atomic<int32_t>& arrived = plan_.arrived[static_cast<size_t>(

@@ -276,6 +276,12 @@ Status Problem::Compare() {
 
 void BM_Padded(benchmark::State& state, const Ragged& ragged,
                Status (Problem::*run)(), int64_t slots) {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    state.SkipWithError("the padded baseline is compiled for AVX2 and FMA");
+    return;
+  }
+#endif
   // The last shape's problem: they are large, and come in order.
   static const Ragged* made_for = nullptr;
   static std::unique_ptr<Problem> problem;

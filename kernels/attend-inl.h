@@ -28,21 +28,31 @@ struct RowGroups {
   }
 };
 
+// Where a row belongs and which keys it sees, worked out once a threadgroup:
+// divisions and masks stay out of the tile loop.
+struct RowPlace {
+  int64_t low;  // keys [low, high)
+  int64_t high;
+  int32_t token;
+  int32_t head;  // in the group
+};
+
 // The scratch of one threadgroup, carved once.
 template <class Ops>
 struct Workspace {
   using Operand = typename Ops::Operand;
-  int acc_floats;  // Dv padded
-  int steps;       // of a dot product
-  Operand* q;      // [rows][steps], group-interleaved: [group][steps][R]
-  float* running;  // [rows][acc_floats] merged over partitions
-  State* states;   // [rows]
-  float* acc;      // [kChunkRows][acc_floats]
-  float* lanes;    // [kChunkRows][kLanes]
-  RowState* rows;  // [kChunkRows]
-  float* scores;   // [kMaxRows][kKeyTile]
-  Operand* p;      // [kMaxRows][kKeyTile / kPack]
-  float* floats;   // [head_size]
+  int acc_floats;    // Dv padded
+  int steps;         // of a dot product
+  Operand* q;        // [rows][steps]
+  float* running;    // [rows][acc_floats] merged over partitions
+  State* states;     // [rows]
+  float* acc;        // [kChunkRows][acc_floats]
+  float* lanes;      // [kChunkRows][kLanes]
+  RowState* rows;    // [kChunkRows]
+  RowPlace* places;  // [rows]
+  float* scores;     // [kMaxRows][kKeyTile]
+  Operand* p;        // [kMaxRows][kKeyTile / kPack]
+  float* floats;     // [head_size]
 
   // Carves from `base`, or only counts where that is null; returns the bytes.
   HWY_INLINE size_t Carve(std::byte* base, int num_rows, int head_size,
@@ -57,14 +67,16 @@ struct Workspace {
     };
     const auto n = static_cast<size_t>(num_rows);
     const auto width = static_cast<size_t>(acc_floats);
-    take(q, n * static_cast<size_t>(steps));
+    // Packing stores whole vectors, which may overhang the last row.
+    take(q, n * static_cast<size_t>(steps) + 2 * kLanes);
     take(acc, kChunkRows * width);
     take(lanes, size_t{kChunkRows} * kLanes);
     take(rows, kChunkRows);
     take(scores, size_t{kMaxRows} * kKeyTile);
     take(p, size_t{kMaxRows} * kKeyTile / Ops::kPack);
-    take(floats, static_cast<size_t>(head_size) + kLanes);
+    take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
     take(states, n);
+    take(places, n);
     take(running, n * width);
     return used;
   }
@@ -76,11 +88,16 @@ size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
   return ws.Carve(nullptr, rows, head_size, v_head_size);
 }
 
-HWY_INLINE int64_t RowLow(const AttendArgs& args, int row) {
-  return args.mask.low(row / args.group);
-}
-HWY_INLINE int64_t RowHigh(const AttendArgs& args, int row) {
-  return args.mask.high(row / args.group);
+template <class Ops>
+HWY_INLINE void PlaceRows(const AttendArgs& args, const Workspace<Ops>& ws) {
+  RowPlace* place = ws.places;
+  for (int token = 0; token < args.num_tokens; ++token) {
+    const int64_t low = args.mask.low(token);
+    const int64_t high = args.mask.high(token);
+    for (int head = 0; head < args.group; ++head) {
+      *place++ = {low, high, token, head};
+    }
+  }
 }
 
 // Addresses of the 16-token groups of the tile at `begin` that hold keys of
@@ -116,7 +133,7 @@ HWY_INLINE size_t KeyStride(const AttendArgs& args) {
 
 // --- dispatch on the register tile -------------------------------------------
 
-template <class Ops, bool kFetch>
+template <class Ops, FetchMode kFetch>
 struct Micro {
   using Operand = typename Ops::Operand;
   using Score = void (*)(const Operand*, const std::byte* const*, size_t,
@@ -144,7 +161,7 @@ struct Micro {
 };
 
 // Scores of R rows for the vectors of keys that hold [begin, end) of the tile.
-template <class Ops, int R, bool kFetch>
+template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Scores(const typename Ops::Operand* q, const TilePages& pages,
                        size_t stride, size_t steps, int begin, int end,
                        float* scores, const Prefetch& fetch) {
@@ -164,7 +181,7 @@ HWY_INLINE void Scores(const typename Ops::Operand* q, const TilePages& pages,
 }
 
 // acc += p v of R rows, lane steps [begin, end), all dims.
-template <class Ops, int R, bool kFetch>
+template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Values(const typename Ops::Operand* p, const TilePages& pages,
                        int begin, int end, float* acc, int acc_floats,
                        Prefetch fetch) {
@@ -179,10 +196,12 @@ HWY_INLINE void Values(const typename Ops::Operand* p, const TilePages& pages,
     value(p, pages.v, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
           stride, begin, end, acc + first * static_cast<int>(kN),
           static_cast<size_t>(acc_floats), fetch);
-    if constexpr (kFetch) {
+    if constexpr (kFetch != kNoFetch) {
       constexpr size_t kSteps = kKeyTile / Ops::kPack;
-      for (const std::byte*& line : fetch.line) line += kSteps * fetch.stride;
-      fetch.steps -= HWY_MIN(fetch.steps, kSteps);
+      for (const std::byte*& stream : fetch.stream) {
+        stream += kSteps * fetch.stride;
+      }
+      fetch.lines -= HWY_MIN(fetch.lines, kSteps);
     }
   }
 }
@@ -195,8 +214,7 @@ struct TileContext {
   const TilePages* pages;
   int64_t tile_begin;
   size_t key_stride;
-  Prefetch fetch_values;  // while scores are computed
-  Prefetch fetch_keys;    // while values are added
+  Prefetch fetch[2];  // while a group's scores resp. values are computed
 };
 
 // Keys [begin, end) of a tile that one row sees; empty where end == begin.
@@ -205,11 +223,9 @@ struct Span {
   int end;
 };
 
-HWY_INLINE Span RowSpan(const AttendArgs& args, int row, int64_t tile_begin) {
-  const int64_t low = RowLow(args, row) - tile_begin;
-  const int64_t high = RowHigh(args, row) - tile_begin;
-  const int64_t end = HWY_MIN(high, int64_t{kKeyTile});
-  const int64_t begin = HWY_MAX(low, int64_t{0});
+HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
+  const int64_t end = HWY_MIN(place.high - tile_begin, int64_t{kKeyTile});
+  const int64_t begin = HWY_MAX(place.low - tile_begin, int64_t{0});
   if (begin >= end) return {0, 0};
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
@@ -234,7 +250,7 @@ HWY_INLINE void OwnValues(const TilePages& pages,
     }
   }
   if (begin < end) {
-    Values<Ops, 1, false>(p, pages, begin, end, acc, acc_floats, {});
+    Values<Ops, 1, kNoFetch>(p, pages, begin, end, acc, acc_floats, {});
   }
   if constexpr (Ops::kPack == 2) {
     if (even_after) ValueHalfStep<Ops, true>(p + end, lane(end), vecs, acc);
@@ -243,7 +259,7 @@ HWY_INLINE void OwnValues(const TilePages& pages,
 
 // acc += p v of R rows with spans that may differ: what all see goes through
 // the register tile, the ends row by row. Each row keeps its token order.
-template <class Ops, int R, bool kFetch>
+template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void RaggedValues(const TileContext<Ops>& tile, const Span* spans,
                                float* acc) {
   const Workspace<Ops>& ws = *tile.ws;
@@ -267,7 +283,7 @@ HWY_NOINLINE void RaggedValues(const TileContext<Ops>& tile, const Span* spans,
   }
   if (!common) return;
   Values<Ops, R, kFetch>(ws.p, *tile.pages, common_begin, common_end, acc,
-                         ws.acc_floats, tile.fetch_keys);
+                         ws.acc_floats, tile.fetch[1]);
   for (int r = 0; r < R; ++r) {
     OwnValues<Ops>(*tile.pages, ws.p + r * kRowSteps, common_end,
                    spans[r].end / kPack, false, spans[r].end % kPack != 0,
@@ -277,39 +293,43 @@ HWY_NOINLINE void RaggedValues(const TileContext<Ops>& tile, const Span* spans,
 
 // One register group of R rows over one key tile. `row` is its first row in the
 // threadgroup, `local` in the chunk.
-template <class Ops, int R, bool kFetch>
+template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void PassTile(const TileContext<Ops>& tile, int row, int local) {
   const AttendArgs& args = *tile.args;
   const Workspace<Ops>& ws = *tile.ws;
+  const RowPlace* place = ws.places + row;
   Span spans[R];
-  int begin = kKeyTile;
-  int end = 0;
-  bool interior = true;
-  for (int r = 0; r < R; ++r) {
-    spans[r] = RowSpan(args, row + r, tile.tile_begin);
-    if (spans[r].end == 0) {
-      interior = false;
-      continue;
+  int begin = 0;
+  int end = kKeyTile;
+  // Ends never fall with the row: the first and the last one bound them all.
+  bool interior = place[R - 1].low <= tile.tile_begin &&
+                  place[0].high >= tile.tile_begin + kKeyTile;
+  for (int r = 0; r < R; ++r) spans[r] = {0, kKeyTile};
+  if (HWY_UNLIKELY(!interior)) {
+    begin = kKeyTile;
+    end = 0;
+    for (int r = 0; r < R; ++r) {
+      spans[r] = RowSpan(place[r], tile.tile_begin);
+      if (spans[r].end == 0) continue;
+      begin = HWY_MIN(begin, spans[r].begin);
+      end = HWY_MAX(end, spans[r].end);
     }
-    begin = HWY_MIN(begin, spans[r].begin);
-    end = HWY_MAX(end, spans[r].end);
-    interior = interior && spans[r].end - spans[r].begin == kKeyTile;
+    if (end == 0) return;
   }
-  if (end == 0) return;
 
   const auto steps = static_cast<size_t>(ws.steps);
   Scores<Ops, R, kFetch>(ws.q + static_cast<size_t>(row) * steps, *tile.pages,
                          tile.key_stride, steps, begin, end, ws.scores,
-                         tile.fetch_values);
+                         tile.fetch[0]);
   constexpr int kRowSteps = kKeyTile / Ops::kPack;
   const bool modified = args.softcap != 0 || args.alibi_slopes != nullptr;
   for (int r = 0; r < R; ++r) {
     if (spans[r].end == 0) continue;
     float* scores = ws.scores + r * kKeyTile;
     if (HWY_UNLIKELY(modified)) {
-      ModifyScores(args, (row + r) % args.group,
-                   args.mask.first_position + (row + r) / args.group,
-                   tile.tile_begin, scores);
+      ModifyScores(args, place[r].head,
+                   args.mask.first_position + place[r].token, tile.tile_begin,
+                   scores);
     }
     if (!SoftmaxRow<Ops>(scores, spans[r].begin, spans[r].end,
                          modified ? 1.0f : args.scale_log2, ws.rows[local + r],
@@ -323,13 +343,13 @@ HWY_NOINLINE void PassTile(const TileContext<Ops>& tile, int row, int local) {
   float* acc = ws.acc + local * ws.acc_floats;
   if (HWY_LIKELY(interior)) {
     Values<Ops, R, kFetch>(ws.p, *tile.pages, 0, kRowSteps, acc, ws.acc_floats,
-                           tile.fetch_keys);
+                           tile.fetch[1]);
   } else {
     RaggedValues<Ops, R, kFetch>(tile, spans, acc);
   }
 }
 
-template <class Ops, bool kFetch>
+template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassTile(const TileContext<Ops>& tile, int rows, int row,
                          int local) {
   switch (rows) {
@@ -344,10 +364,84 @@ HWY_INLINE void PassTile(const TileContext<Ops>& tile, int rows, int row,
   }
 }
 
+// The lines of one 16-token group of K resp. V.
+template <class Ops>
+HWY_INLINE Prefetch KeyLines(const TileContext<Ops>& tile) {
+  Prefetch fetch;
+  const size_t bytes = static_cast<size_t>(tile.ws->steps) * tile.key_stride;
+  fetch.stride = HWY_MAX(tile.key_stride, size_t{64});
+  fetch.lines = bytes / fetch.stride;
+  return fetch;
+}
+template <class Ops>
+HWY_INLINE Prefetch ValueLines(const TileContext<Ops>& tile) {
+  Prefetch fetch;
+  fetch.stride = 64;
+  fetch.lines = static_cast<size_t>(tile.ws->acc_floats) * kGroupTokens *
+                sizeof(typename Ops::Cache) / 64;
+  return fetch;
+}
+
+// What group `g` of `groups` fetches. Near: the first group this tile's values
+// before it needs them, the last one the next tile's keys. Far: the eight
+// 16-token pieces of the next tile are dealt out over groups and phases.
+template <class Ops, FetchMode kFetch>
+HWY_INLINE void AimFetch(TileContext<Ops>& tile, const TilePages& next,
+                         bool has_next, int g, int groups) {
+  if constexpr (kFetch == kFetchNear) {
+    tile.fetch[0] = ValueLines(tile);
+    tile.fetch[1] = KeyLines(tile);
+    for (int i = 0; i < kGroups; ++i) {
+      tile.fetch[0].stream[i] = tile.pages->v[i];
+      tile.fetch[1].stream[i] = next.k[i];
+    }
+    if (g != 0) tile.fetch[0].lines = 0;
+    if (g != groups - 1 || !has_next) tile.fetch[1].lines = 0;
+  } else if constexpr (kFetch == kFetchFar) {
+    for (int phase = 0; phase < 2; ++phase) {
+      const int piece = g + phase * groups;
+      const bool keys = piece < kGroups;
+      tile.fetch[phase] = keys ? KeyLines(tile) : ValueLines(tile);
+      tile.fetch[phase].stream[0] =
+          keys ? next.k[piece] : next.v[piece % kGroups];
+      if (piece >= 2 * kGroups || !has_next) tile.fetch[phase].lines = 0;
+    }
+  }
+}
+
+// Fetches what a group's rows will write, and the q rows one chunk later, while
+// there is arithmetic to hide it: a large batch's q and out come from DRAM.
+template <class Ops>
+HWY_INLINE void FetchRows(const AttendArgs& args, const Workspace<Ops>& ws,
+                          int row_begin, int row_end) {
+  const int rows = args.num_tokens * args.group;
+  for (int row = row_begin; row < row_end; ++row) {
+    if (args.partials == nullptr) {
+      const RowPlace& place = ws.places[row];
+      const auto* out = static_cast<const std::byte*>(
+          RowAt(static_cast<const void*>(args.out), args.out_dtype,
+                place.token * args.out_token_stride +
+                    place.head * args.out_head_stride));
+      const size_t bytes =
+          static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
+      for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(out + i, 1, 3);
+    }
+    if (row + kChunkRows < rows) {
+      const RowPlace& place = ws.places[row + kChunkRows];
+      const auto* q = static_cast<const std::byte*>(RowAt(
+          args.q, args.q_dtype,
+          place.token * args.q_token_stride + place.head * args.q_head_stride));
+      const size_t bytes =
+          static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
+      for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(q + i, 0, 3);
+    }
+  }
+}
+
 // --- one chunk of rows over one partition
 // --------------------------------------
 
-template <class Ops, bool kFetch>
+template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                               const RowGroups& groups, int group_begin,
                               int group_end, int64_t partition) {
@@ -357,12 +451,11 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
     ResetRow(ws.rows[local], ws.lanes + local * kLanes,
              ws.acc + local * ws.acc_floats, ws.acc_floats);
   }
-  const int64_t low = HWY_MAX(partition * kPartition, RowLow(args, row_begin));
+  const int64_t low = HWY_MAX(partition * kPartition, ws.places[row_begin].low);
   const int64_t high =
-      HWY_MIN((partition + 1) * kPartition, RowHigh(args, row_end - 1));
+      HWY_MIN((partition + 1) * kPartition, ws.places[row_end - 1].high);
   if (low >= high) return;
 
-  constexpr size_t kElem = sizeof(typename Ops::Cache);
   TileContext<Ops> tile;
   tile.args = &args;
   tile.ws = &ws;
@@ -375,19 +468,11 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
         next < high ? FindPages<Ops>(args, next, low, high) : pages;
     tile.pages = &pages;
     tile.tile_begin = t;
-    if constexpr (kFetch) {
-      tile.fetch_values.stride = 64;
-      tile.fetch_values.steps =
-          static_cast<size_t>(ws.acc_floats) * kGroupTokens * kElem / 64;
-      tile.fetch_keys.stride = tile.key_stride;
-      tile.fetch_keys.steps = next < high ? static_cast<size_t>(ws.steps) : 0;
-      for (int g = 0; g < kGroups; ++g) {
-        tile.fetch_values.line[g] = pages.v[g];
-        tile.fetch_keys.line[g] = next_pages.k[g];
-      }
-    }
     for (int g = group_begin; g < group_end; ++g) {
       const int row = groups.begin(g);
+      if (t == begin) FetchRows(args, ws, row, groups.begin(g + 1));
+      AimFetch<Ops, kFetch>(tile, next_pages, next < high, g - group_begin,
+                            group_end - group_begin);
       PassTile<Ops, kFetch>(tile, groups.begin(g + 1) - row, row,
                             row - row_begin);
     }
@@ -411,9 +496,10 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
                 static_cast<size_t>(ws.acc_floats) * sizeof(float));
     return;
   }
-  const int64_t last = HWY_MIN(
-      HWY_MAX((RowHigh(args, row) - 1) / kPartition, args.partition_begin),
-      args.partition_end - 1);
+  const RowPlace& place = ws.places[row];
+  const int64_t last =
+      HWY_MIN(HWY_MAX((place.high - 1) / kPartition, args.partition_begin),
+              args.partition_end - 1);
   if (partition > last) return;  // finished before
   State state = {max, sum, acc};
   if (partition != args.partition_begin || partition != last) {
@@ -425,8 +511,8 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
     state = merged;
   }
   if (partition != last) return;
-  const int64_t token = row / args.group;
-  const int64_t head = row % args.group;
+  const int64_t token = place.token;
+  const int64_t head = place.head;
   float* lse = args.lse == nullptr
                    ? nullptr
                    : args.lse + token * args.lse_token_stride + head;
@@ -438,43 +524,53 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
       lse);
 }
 
-template <class Ops, bool kFetch>
-HWY_INLINE void Attend(const AttendArgs& args) {
+template <class Ops>
+HWY_INLINE void PackRows(const AttendArgs& args, const Workspace<Ops>& ws,
+                         int row_begin, int row_end) {
+  for (int row = row_begin; row < row_end; ++row) {
+    const RowPlace& place = ws.places[row];
+    PackQuery<Ops>(
+        args, place.token, place.head, ws.floats,
+        ws.q + static_cast<size_t>(row) * static_cast<size_t>(ws.steps));
+  }
+}
+
+// Few rows stream K/V once, fetching near; the first chunk of many brings a
+// partition from L3 or DRAM into L2 for the others.
+template <class Ops>
+HWY_INLINE void PassChunk(const AttendArgs& args, const Workspace<Ops>& ws,
+                          const RowGroups& groups, int begin, int end,
+                          int64_t partition) {
+  constexpr int kNearGroups = 2;
+  if (groups.count <= kNearGroups) {
+    PassPartition<Ops, kFetchNear>(args, ws, groups, begin, end, partition);
+  } else if (begin == 0) {
+    PassPartition<Ops, kFetchFar>(args, ws, groups, begin, end, partition);
+  } else {
+    PassPartition<Ops, kNoFetch>(args, ws, groups, begin, end, partition);
+  }
+}
+
+template <class Ops>
+void AttendRows(const AttendArgs& args) {
   const ScopedFlushDenormals flush;
   const int rows = args.num_tokens * args.group;
   const RowGroups groups(rows);
   Workspace<Ops> ws;
   ws.Carve(args.scratch, rows, args.head_size, args.v_head_size);
-  for (int g = 0; g < groups.count; ++g) {
-    const int begin = groups.begin(g);
-    const int size = groups.begin(g + 1) - begin;
-    for (int r = 0; r < size; ++r) {
-      PackQuery<Ops>(
-          args, begin + r, ws.floats,
-          ws.q + static_cast<size_t>(begin) * static_cast<size_t>(ws.steps) + r,
-          size);
-    }
-  }
+  PlaceRows(args, ws);
   for (int64_t p = args.partition_begin; p < args.partition_end; ++p) {
     for (int g = 0; g < groups.count; g += kChunkGroups) {
       const int group_end = HWY_MIN(g + kChunkGroups, groups.count);
-      PassPartition<Ops, kFetch>(args, ws, groups, g, group_end, p);
       const int row_begin = groups.begin(g);
-      for (int row = row_begin; row < groups.begin(group_end); ++row) {
+      const int row_end = groups.begin(group_end);
+      if (p == args.partition_begin) PackRows(args, ws, row_begin, row_end);
+      PassChunk<Ops>(args, ws, groups, g, group_end, p);
+      for (int row = row_begin; row < row_end; ++row) {
         ClosePartition<Ops>(args, ws, row, row - row_begin, p);
       }
     }
   }
-}
-
-template <class Ops>
-void AttendToken(const AttendArgs& args) {
-  Attend<Ops, true>(args);
-}
-
-template <class Ops>
-void AttendRows(const AttendArgs& args) {
-  Attend<Ops, false>(args);
 }
 
 // Folds partial records in index order and writes the rows.

@@ -19,11 +19,9 @@ namespace varlane {
 
 // Kernels of one KV dtype. All noexcept in effect: they cannot fail.
 struct KvKernels {
-  // One query token's rows over its context: made for decode, where K/V come
-  // from DRAM once and the next keys are fetched while these are computed.
-  void (*attend_token)(const AttendArgs& args);
-  // Any number of tokens: row chunks over partitions that stay in L2.
-  void (*attend_tile)(const AttendArgs& args);
+  // Any number of rows over a range of partitions. Few rows (decode) stream
+  // K/V once and fetch close ahead; many keep a partition in L2.
+  void (*attend)(const AttendArgs& args);
   void (*merge)(const MergeArgs& args);
   void (*write)(const WriteArgs& args);
   // Bytes of AttendArgs::scratch for that many rows.

@@ -28,8 +28,8 @@ namespace VARLANE_NS {
 
 template <class Ops>
 constexpr KvKernels MakeKvKernels() {
-  return {&AttendToken<Ops>, &AttendRows<Ops>,         &MergePartials<Ops>,
-          &WriteToken<Ops>,  &AttendScratchBytes<Ops>, &MergeStateRows<Ops>};
+  return {&AttendRows<Ops>, &MergePartials<Ops>, &WriteToken<Ops>,
+          &AttendScratchBytes<Ops>, &MergeStateRows<Ops>};
 }
 
 }  // namespace VARLANE_NS

@@ -68,32 +68,66 @@ HWY_INLINE void* RowAt(void* base, DType dtype, int64_t elements) {
          elements * static_cast<int64_t>(SizeOf(dtype));
 }
 
-// Packs one q row to operands `stride` apart: operand of step s at to[s x
-// stride]. `floats` [head_size] is scratch.
+// Packs one q row to operands, contiguous. `floats` [head_size + kLanes] is
+// scratch. A pair of bf16 operands stands in memory as the row itself does.
 template <class Ops>
-HWY_NOINLINE void PackQuery(const AttendArgs& args, int row, float* floats,
-                            typename Ops::Operand* HWY_RESTRICT to,
-                            int stride) {
-  const int64_t token = row / args.group;
-  const int64_t head = row % args.group;
-  ReadRow(RowAt(args.q, args.q_dtype,
-                token * args.q_token_stride + head * args.q_head_stride),
-          args.q_dtype, args.head_size, floats);
-  const float sign = args.negate_q ? -1.0f : 1.0f;
-  if constexpr (Ops::kPack == 1) {
-    for (int d = 0; d < args.head_size; ++d) to[d * stride] = floats[d] * sign;
-  } else {
-    for (int d = 0; d < args.head_size; d += 2) {
-      const BF16 even = ToBF16(floats[d] * sign);
-      const BF16 odd = ToBF16(floats[d + 1] * sign);
+HWY_NOINLINE void PackQuery(const AttendArgs& args, int64_t token, int64_t head,
+                            float* HWY_RESTRICT floats,
+                            typename Ops::Operand* HWY_RESTRICT to) {
+  const void* from =
+      RowAt(args.q, args.q_dtype,
+            token * args.q_token_stride + head * args.q_head_stride);
 #if VARLANE_NATIVE_BF16
-      to[d / 2 * stride] = even.bits | static_cast<uint32_t>(odd.bits) << 16;
-#else
-      to[d / 2 * stride] = {ToFloat(even), ToFloat(odd)};
+  if (Ops::kPack == 2 && args.q_dtype == DType::kBF16 && !args.negate_q) {
+    std::memcpy(to, from, static_cast<size_t>(args.head_size) * 2);
+    return;
+  }
 #endif
+  ReadRow(from, args.q_dtype, args.head_size, floats);
+  const V sign = Broadcast(args.negate_q ? -1.0f : 1.0f);
+  constexpr int kStep = static_cast<int>(kN);
+#if VARLANE_NATIVE_BF16
+  if constexpr (Ops::kPack == 2) {
+    for (int d = 0; d < args.head_size; d += 2 * kStep) {
+      Ops::StorePairs(hn::Mul(LoadF(floats + d), sign),
+                      hn::Mul(LoadF(floats + d + kStep), sign), to + d / 2);
     }
+    return;
+  }
+#endif
+  auto* out = reinterpret_cast<float*>(to);
+  for (int d = 0; d < args.head_size; d += kStep) {
+    StoreF(RoundOperand<Ops>(hn::Mul(LoadF(floats + d), sign)), out + d);
   }
 }
+
+// Correctly rounded division by one number: a reciprocal and two Newton steps
+// instead of a division an element, which would cost as much as a short row's
+// arithmetic. The second remainder is exact, so the last step rounds once.
+// Source: P. Markstein, "Computation of elementary functions on the IBM RISC
+// System/6000 processor", IBM J. Res. Dev. 34 (1990).
+class Divisor {
+ public:
+  HWY_INLINE explicit Divisor(float by)
+      : by_(Broadcast(by)), reciprocal_(Broadcast(1.0f / by)) {}
+
+  HWY_INLINE V Divide(V x) const {
+#if VARLANE_HAS_FMA
+    const V first = hn::Mul(x, reciprocal_);
+    const V error = hn::NegMulAdd(first, by_, x);
+    const V second = Fma(error, reciprocal_, first);
+    const V rest = hn::NegMulAdd(second, by_, x);
+    const V quotient = Fma(rest, reciprocal_, second);
+    return hn::IfThenElse(hn::IsNaN(error), first, quotient);  // infinities
+#else
+    return hn::Div(x, by_);
+#endif
+  }
+
+ private:
+  V by_;
+  V reciprocal_;
+};
 
 // --- online softmax ----------------------------------------------------------
 
@@ -110,15 +144,15 @@ HWY_INLINE void ResetRow(RowState& state, float* HWY_RESTRICT lanes,
   std::memset(acc, 0, static_cast<size_t>(acc_floats) * sizeof(float));
 }
 
-// Moves the reference maximum to this tile's: rare after the first tile.
+// Moves the reference maximum to this tile's: rare after the first tile, where
+// there is nothing to rescale.
 template <class Ops>
 HWY_NOINLINE void Rescale(float tile_max, float scale_log2, RowState& state,
                           float* HWY_RESTRICT lanes, float* HWY_RESTRICT acc,
                           int acc_floats) {
   const float new_max = tile_max * scale_log2;
-  const V alpha =
-      Exp2<Ops::kExpDegree>(hn::Sub(Broadcast(state.max), Broadcast(new_max)));
   if (state.max != kMinusInf) {
+    const V alpha = Exp2<Ops::kExpDegree>(Broadcast(state.max - new_max));
     for (int i = 0; i < kLanes; i += static_cast<int>(kN)) {
       StoreF(hn::Mul(LoadF(lanes + i), alpha), lanes + i);
     }
@@ -282,11 +316,20 @@ HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
     if (lse != nullptr) *lse = kMinusInf;
     return;
   }
-  const V sum = Broadcast(state.sum);
-  for (int i = 0; i < v_head_size; i += static_cast<int>(kN)) {
-    StoreF(hn::Div(LoadF(state.acc + i), sum), state.acc + i);
+  const Divisor divisor(state.sum);
+  constexpr int kStep = static_cast<int>(kN);
+  int i = 0;
+  if (out_dtype == DType::kF32) {
+    auto* floats = static_cast<float*>(out);
+    for (; i + kStep <= v_head_size; i += kStep) {
+      StoreF(divisor.Divide(LoadF(state.acc + i)), floats + i);
+    }
   }
-  WriteRow(state.acc, out_dtype, v_head_size, out);
+  const int left = v_head_size - i;
+  for (int j = i; j < v_head_size; j += kStep) {
+    StoreF(divisor.Divide(LoadF(state.acc + j)), state.acc + j);
+  }
+  WriteRow(state.acc + i, out_dtype, left, RowAt(out, out_dtype, i));
   if (lse != nullptr) {
     constexpr double kLn2 = 0.693147180559945309417;
     *lse = static_cast<float>((static_cast<double>(state.max) +

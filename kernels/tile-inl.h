@@ -18,31 +18,49 @@ constexpr int kGroups = kKeyTile / kGroupTokens;
 constexpr int kMaxRows = 4;  // of a register tile
 
 // Where the 16-token groups of one key tile stand. Groups without a visible
-// token are null and never read.
+// token repeat a neighbour and are never read.
 struct TilePages {
   const std::byte* k[kGroups];
   const std::byte* v[kGroups];
 };
 
-// Cache lines to fetch while computing: one line of every group a step.
+// How a micro-kernel fetches ahead while it computes.
+//
+//   kNoFetch    what it reads is in L1 or L2 already
+//   kFetchNear  one line of each of four groups a step, into L1: few rows,
+//   whose
+//               next keys or values are needed half a tile later
+//   kFetchFar   one line a step, into L2: many rows share the tile, so the next
+//               one is spread over all of them
+enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
+
+// The lines to fetch: `lines` of each stream, `stride` bytes apart. kFetchFar
+// has one stream.
 struct Prefetch {
-  const std::byte* line[kGroups] = {};
-  size_t stride = 0;  // bytes from one step's line to the next
-  size_t steps = 0;   // lines a group; 0 = nothing to fetch
+  const std::byte* stream[kGroups] = {};
+  size_t stride = 0;
+  size_t lines = 0;  // 0 = nothing to fetch
 };
 
+template <FetchMode kMode>
 HWY_INLINE void FetchStep(const Prefetch& fetch, size_t step) {
-  for (const std::byte* line : fetch.line) {
-    hwy::Prefetch(line + step * fetch.stride);
+  // Past the end the first line is asked for again, which costs nothing.
+  const size_t at = (step < fetch.lines ? step : 0) * fetch.stride;
+  if constexpr (kMode == kFetchNear) {
+    for (const std::byte* stream : fetch.stream) {
+      __builtin_prefetch(stream + at, 0, 3);
+    }
+  } else if constexpr (kMode == kFetchFar) {
+    __builtin_prefetch(fetch.stream[0] + at, 0, 2);
   }
 }
 
 // scores[r][NV * kN] = q_r . k, one FMA chain per (row, token) in head order.
 //
-// q      [steps][R] operands
+// q      [R][steps] operands
 // k      NV addresses of the first step's lanes
 // stride bytes from one step to the next
-template <class Ops, int R, int NV, bool kFetch>
+template <class Ops, int R, int NV, FetchMode kFetch>
 HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
                             const std::byte* const* HWY_RESTRICT k,
                             size_t stride, size_t steps,
@@ -50,17 +68,21 @@ HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
   V acc[R][NV];
   const std::byte* lane[NV];
   HWY_UNROLL(16) for (int v = 0; v < NV; ++v) lane[v] = k[v];
+  const typename Ops::Operand* row[R];
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+    row[r] = q + static_cast<size_t>(r) * steps;
+  }
   HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
   }
   for (size_t step = 0; step < steps; ++step) {
-    if constexpr (kFetch) FetchStep(fetch, step < fetch.steps ? step : 0);
+    FetchStep<kFetch>(fetch, step);
     typename Ops::Raw raw[NV];
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
       raw[v] = Ops::Load(lane[v] + step * stride);
     }
     HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-      const typename Ops::Operand x = q[step * R + r];
+      const typename Ops::Operand x = row[r][step];
       HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
         acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], x);
       }
@@ -80,7 +102,7 @@ HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
 // v        group addresses, already advanced to the first dim
 // stride   bytes from one step of a group to the next
 // acc      rows acc_stride floats apart
-template <class Ops, int R, int NV, bool kFetch>
+template <class Ops, int R, int NV, FetchMode kFetch>
 HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
                             const std::byte* const* HWY_RESTRICT v,
                             size_t offset, size_t stride, int begin, int end,
@@ -100,10 +122,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     const int group_end = HWY_MIN(end, (step / kSteps + 1) * kSteps);
     const std::byte* lane = base + static_cast<size_t>(step % kSteps) * stride;
     for (; step < group_end; ++step, lane += stride) {
-      if constexpr (kFetch) {
-        const auto line = static_cast<size_t>(step);
-        FetchStep(fetch, line < fetch.steps ? line : 0);
-      }
+      FetchStep<kFetch>(fetch, static_cast<size_t>(step));
       typename Ops::Raw raw[NV];
       HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
         raw[i] =

@@ -15,6 +15,14 @@
 #define VARLANE_X86_VECTORS 0
 #endif
 
+// Whether MulAdd rounds once.
+#undef VARLANE_HAS_FMA
+#if HWY_ARCH_X86 && (HWY_TARGET > HWY_AVX2 || HWY_TARGET == HWY_SCALAR)
+#define VARLANE_HAS_FMA 0
+#else
+#define VARLANE_HAS_FMA 1
+#endif
+
 // Whether f16 conversions are instructions. Highway 1.0.3 emulates them
 // elsewhere without infinities, NaN or rounding to nearest: we do it right.
 #undef VARLANE_NATIVE_F16
@@ -280,14 +288,24 @@ HWY_INLINE V RoundOperand(V v) {
   }
 }
 
-// 0 -> 16 lanes summed in one fixed shape, whatever the vector width.
-HWY_INLINE float SumLanes(const float* lanes) {
-  float sum[kLanes];
-  for (int i = 0; i < kLanes; ++i) sum[i] = lanes[i];
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
+// 16 lanes summed in one fixed shape, whatever the vector width: lane i and
+// i + 8, then i + 4, i + 2, i + 1.
+HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
+  alignas(32) float eight[8];
+  const hn::CappedTag<float, 8> d8;
+  const size_t n8 = hn::Lanes(d8);
+  for (size_t i = 0; i < 8; i += n8) {
+    hn::Store(hn::Add(hn::LoadU(d8, lanes + i), hn::LoadU(d8, lanes + 8 + i)),
+              d8, eight + i);
   }
-  return sum[0];
+  alignas(16) float four[4];
+  const hn::CappedTag<float, 4> d4;
+  const size_t n4 = hn::Lanes(d4);
+  for (size_t i = 0; i < 4; i += n4) {
+    hn::Store(hn::Add(hn::Load(d4, eight + i), hn::Load(d4, eight + 4 + i)), d4,
+              four + i);
+  }
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 // Flushes denormals while it lives: they would make results depend on the

@@ -346,10 +346,10 @@ TEST(MaskPlanTest, RefusalsNamePlaceValueAndLimit) {
   other = shape;
   other.softcap = -1;
   EXPECT_EQ(Refusal({}, other),
-            "softcap = -1, must be finite and not negative");
+            "softcap = -1, must be 0 or a positive normal float");
   other.softcap = std::numeric_limits<double>::infinity();
   EXPECT_EQ(Refusal({}, other),
-            "softcap = inf, must be finite and not negative");
+            "softcap = inf, must be 0 or a positive normal float");
 }
 
 TEST(MaskPlanTest, AnIdInViewIsRefusedWhereItIsWrong) {

@@ -23,9 +23,9 @@ namespace varlane::testing {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
-constexpr std::pair<int, int> kHeadSizes[] = {{32, 32},   {64, 64},  {80, 80},
-                                              {128, 128}, {40, 136}, {192, 128},
-                                              {576, 512}};
+constexpr std::pair<int, int> kHeadSizes[] = {{8, 24},    {32, 32},   {64, 64},
+                                              {80, 80},   {128, 128}, {40, 136},
+                                              {192, 128}, {576, 512}};
 constexpr int kGroups[] = {1, 2, 3, 4, 5, 8, 12};
 constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
                                     OwnerPattern::kPlanned,

@@ -48,9 +48,9 @@ std::set<int64_t> Unmarked(int tokens, int dims, int64_t size, Offset offset) {
 TEST(KvLayoutTest, EverySupportedShapeIsValid) {
   for (const DType dtype : kDTypes) {
     for (const int block_size : kBlockSizes) {
-      for (int d = 32; d <= 256; d += 8) {
+      for (int d = 8; d <= 576; d += 8) {
         VARLANE_EXPECT_OK(
-            (KvLayout{dtype, 28, 8, d, 288 - d, block_size}.Validate()));
+            (KvLayout{dtype, 28, 8, d, 584 - d, block_size}.Validate()));
       }
     }
   }
@@ -77,15 +77,15 @@ TEST(KvLayoutTest, RefusalsNameFieldValueAndLimit) {
   EXPECT_EQ(Refusal(layout), "num_kv_heads = -1, must be in [1, 65536]");
   layout.num_kv_heads = 65537;
   EXPECT_EQ(Refusal(layout), "num_kv_heads = 65537, must be in [1, 65536]");
-  for (const int bad : {-32, 0, 13, 24, 33, 260, 264, 512}) {
+  for (const int bad : {-32, 0, 4, 13, 33, 260, 580, 584}) {
     layout = {};
     layout.head_size = bad;
     EXPECT_EQ(Refusal(layout), "head_size = " + std::to_string(bad) +
-                                   ", must be a multiple of 8 in [32, 256]");
+                                   ", must be a multiple of 8 in [8, 576]");
     layout = {};
     layout.v_head_size = bad;
     EXPECT_EQ(Refusal(layout), "v_head_size = " + std::to_string(bad) +
-                                   ", must be a multiple of 8 in [32, 256]");
+                                   ", must be a multiple of 8 in [8, 576]");
   }
   layout = {};
   layout.dtype = static_cast<DType>(9);
@@ -110,7 +110,7 @@ TEST(KvLayoutTest, ABlockOfATebibyteIsRefusedAndJustBelowIsNot) {
 TEST(KvLayoutTest, OffsetsOfKAreABijection) {
   for (const DType dtype : kDTypes) {
     for (const int block_size : kBlockSizes) {
-      for (const int d : {32, 40, 64, 80, 120, 256}) {
+      for (const int d : {8, 24, 40, 64, 120, 256, 576}) {
         const KvLayout layout{dtype, 1, 1, d, d, block_size};
         const int64_t elements =
             layout.k_head_bytes() / static_cast<int64_t>(SizeOf(dtype));
@@ -126,7 +126,7 @@ TEST(KvLayoutTest, OffsetsOfKAreABijection) {
 TEST(KvLayoutTest, OffsetsOfVAreABijectionButForThePaddedDims) {
   for (const DType dtype : kDTypes) {
     for (const int block_size : kBlockSizes) {
-      for (const int d : {32, 40, 64, 72, 120, 256}) {
+      for (const int d : {8, 24, 40, 72, 120, 256, 576}) {
         const KvLayout layout{dtype, 1, 1, 64, d, block_size};
         const int64_t elements =
             layout.v_head_bytes() / static_cast<int64_t>(SizeOf(dtype));
@@ -148,7 +148,7 @@ TEST(KvLayoutTest, OffsetsOfVAreABijectionButForThePaddedDims) {
 TEST(KvLayoutTest, EveryHeadOfEveryShapeIsAlignedTo64Bytes) {
   for (const DType dtype : kDTypes) {
     for (const int block_size : kBlockSizes) {
-      for (int d = 32; d <= 256; d += 8) {
+      for (int d = 8; d <= 576; d += 8) {
         const KvLayout layout{dtype, 3, 5, d, 288 - d, block_size};
         EXPECT_EQ(layout.k_head_bytes() % 64, 0) << d;
         EXPECT_EQ(layout.v_head_bytes() % 64, 0) << d;

@@ -29,7 +29,7 @@ namespace varlane {
 
 inline constexpr int kMinBlockSize = 16;
 inline constexpr int kMaxBlockSize = 256;  // and a power of two
-inline constexpr int kMinHeadSize = 32;
+inline constexpr int kMinHeadSize = 8;
 inline constexpr int kMaxHeadSize = 576;  // and a multiple of 8
 
 struct VARLANE_EXPORT KvLayout {
