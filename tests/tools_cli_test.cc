@@ -199,6 +199,10 @@ struct Case {
   std::vector<int32_t> cu_k = {0, 33, 73, 80, 80, 81};  // kv 33, 40, 7, 0, 1
   std::map<std::string, std::string> metadata;
   std::vector<TensorToWrite> extra;
+  int64_t window = 0;  // each of these is written where it is set
+  double softcap = 0;
+  std::vector<float> slopes;
+  std::vector<float> sinks;
   std::vector<float> q = Fill(SynthKind::kQuery, 15, heads* d);
   std::vector<float> k = Fill(SynthKind::kKey, 81, kv_heads* d);
   std::vector<float> v = Fill(SynthKind::kValue, 81, kv_heads* dv);
@@ -223,7 +227,17 @@ struct Case {
         {"cu_seqlens_q", TensorType::kI32, {size(cu_q)}, cu_q.data()},
         {"cu_seqlens_k", TensorType::kI32, {size(cu_k)}, cu_k.data()}};
     tensors.insert(tensors.end(), extra.begin(), extra.end());
-    return WriteSafetensors(path, tensors, metadata);
+    for (const auto& [name, values] :
+         {std::pair<const char*, const std::vector<float>&>{"alibi_slopes",
+                                                            slopes},
+          {"sinks", sinks}}) {
+      if (values.empty()) continue;
+      tensors.push_back({name, TensorType::kF32, {heads}, values.data()});
+    }
+    auto strings = metadata;
+    if (window != 0) strings["window"] = std::to_string(window);
+    if (softcap != 0) strings["softcap"] = std::to_string(softcap);
+    return WriteSafetensors(path, tensors, strings);
   }
   int64_t NumKeys(size_t seq, int64_t i, bool causal) const {
     const int64_t q_len = cu_q[seq + 1] - cu_q[seq];
@@ -261,9 +275,13 @@ void ExpectRow(const Case& c, size_t seq, int64_t i, int64_t head,
                double tolerance) {
   const int64_t token = c.cu_q[seq] + i;
   const int64_t kv_head = head / (c.heads / c.kv_heads);
+  const int64_t position =
+      c.cu_k[seq + 1] - c.cu_k[seq] - (c.cu_q[seq + 1] - c.cu_q[seq]) + i;
+  const auto h = static_cast<size_t>(head);
   std::vector<long double> sums(static_cast<size_t>(c.dv), 0);
-  long double total = 0;
+  long double total = c.sinks.empty() ? 0.0L : std::exp(1.0L * c.sinks[h]);
   for (int64_t t = 0; t < num_keys; ++t) {
+    if (c.window > 0 && position - t >= c.window) continue;
     const int64_t row = (c.cu_k[seq] + t) * c.kv_heads + kv_head;
     long double score = 0;
     for (int64_t d = 0; d < c.d; ++d) {
@@ -272,7 +290,12 @@ void ExpectRow(const Case& c, size_t seq, int64_t i, int64_t head,
               c.q[static_cast<size_t>((token * c.heads + head) * c.d + d)]) *
           c.k[static_cast<size_t>(row * c.d + d)];
     }
-    const long double p = std::exp(score * scale);
+    score *= scale;
+    if (c.softcap != 0) score = c.softcap * std::tanh(score / c.softcap);
+    if (!c.slopes.empty()) {
+      score += 1.0L * c.slopes[h] * static_cast<long double>(t - position);
+    }
+    const long double p = std::exp(score);
     total += p;
     for (int64_t d = 0; d < c.dv; ++d) {
       sums[static_cast<size_t>(d)] +=
@@ -280,7 +303,7 @@ void ExpectRow(const Case& c, size_t seq, int64_t i, int64_t head,
     }
   }
   const auto at = static_cast<size_t>(token * c.heads + head);
-  if (num_keys == 0) {
+  if (total == 0) {
     EXPECT_EQ(answer.lse[at], -std::numeric_limits<float>::infinity());
   } else {
     EXPECT_NEAR(answer.lse[at], static_cast<double>(std::log(total)), 1e-4);
@@ -367,27 +390,132 @@ TEST_F(AttendTest, NoOptionOfTheLaunchChangesABit) {
   }
 }
 
-TEST_F(AttendTest, FeaturesOfLaterReleasesAreRefusedByName) {
-  const std::vector<float> slopes = {0, 0, 0.5F, 0};
-  const std::vector<float> sinks = {1, 1, 1, 1};
+constexpr float kNoSink = -std::numeric_limits<float>::infinity();
+
+struct Feature {
+  const char* name;
+  void (*set)(Case*);
+};
+const Feature kFeatures[] = {{"window", [](Case* c) { c->window = 9; }},
+                             {"softcap", [](Case* c) { c->softcap = 0.75; }},
+                             // Neither powers of two nor all of one sign.
+                             {"alibi_slopes",
+                              [](Case* c) {
+                                c->slopes = {0.3F, 0, -0.07F, 0.011F};
+                              }},
+                             {"sinks", [](Case* c) {
+                                c->sinks = {1.5F, kNoSink, 0, -2.25F};
+                              }}};
+
+// A row without a key has its sink for an LSE: that row is in the case too.
+TEST_F(AttendTest, EachSubsetOfWindowSoftcapAlibiAndSinksMatchesSoftmax) {
+  const double scale = 1 / std::sqrt(32.0);
+  const Answer plain = Attend(Case(), "--verify 1");
+  for (unsigned subset = 1; subset < 16; ++subset) {
+    Case c;
+    std::string names;
+    for (unsigned i = 0; i < 4; ++i) {
+      if ((subset >> i & 1) == 0) continue;
+      kFeatures[i].set(&c);
+      names += std::string(" ") + kFeatures[i].name;
+    }
+    SCOPED_TRACE(names);
+    // The command's own check must agree as well: it fails the command.
+    const Answer answer = Attend(c, "--verify 1 --partitions spread");
+    ExpectAnswer(c, answer, true, scale, 2e-5);
+    EXPECT_NE(answer.lse, plain.lse);
+    ExpectAnswer(c, Attend(c, "--verify 1 --kv-dtype bf16"), true, scale,
+                 0.012);
+  }
+}
+
+TEST_F(AttendTest, AWindowOfOneSeesTheQueryItselfOnly) {
   Case c;
-  c.metadata = {{"window", "128"}};
-  ExpectCaseRefused(c,
-                    "metadata \"window\" = \"128\": this release has no "
-                    "sliding window");
-  c.metadata = {{"softcap", "30.0"}};
-  ExpectCaseRefused(c,
-                    "metadata \"softcap\" = \"30.0\": this release has no "
-                    "soft cap");
-  c.metadata = {};
-  c.extra = {{"alibi_slopes", TensorType::kF32, {4}, slopes.data()}};
-  ExpectCaseRefused(c,
-                    "tensor \"alibi_slopes\": alibi_slopes = 0.5 for head "
-                    "2: this release has no ALiBi");
-  c.extra = {{"sinks", TensorType::kF32, {4}, sinks.data()}};
-  ExpectCaseRefused(c,
-                    "tensor \"sinks\": sinks = 1 for head 0: this release "
-                    "has no attention sinks");
+  c.window = 1;
+  const Answer answer = Attend(c, "--verify 1");
+  ExpectAnswer(c, answer, true, 1 / std::sqrt(32.0), 2e-5);
+  // Query 0 stands at position 32 of sequence 0: its out is that token's v.
+  for (int64_t d = 0; d < c.dv; ++d) {
+    EXPECT_EQ(answer.out[static_cast<size_t>(d)],
+              c.v[static_cast<size_t>(32 * c.kv_heads * c.dv + d)]);
+  }
+}
+
+TEST_F(AttendTest, SoftcapAlibiAndSinksWorkWithoutACausalMask) {
+  Case c;
+  c.metadata = {{"causal", "false"}};
+  for (const size_t i : {1, 2, 3}) kFeatures[i].set(&c);
+  ExpectAnswer(c, Attend(c, "--verify 1"), false, 1 / std::sqrt(32.0), 2e-5);
+}
+
+TEST_F(AttendTest, HeadSizesFromEightTo576AreServed) {
+  for (const auto& [d, dv] :
+       {std::pair<int64_t, int64_t>{8, 8}, {576, 512}, {264, 576}}) {
+    Case c;
+    c.heads = 2;
+    c.kv_heads = 1;
+    c.d = d;
+    c.dv = dv;
+    c.q = Case::Fill(SynthKind::kQuery, 15, c.heads * d);
+    c.k = Case::Fill(SynthKind::kKey, 81, d);
+    c.v = Case::Fill(SynthKind::kValue, 81, dv);
+    c.window = 20;
+    c.sinks = {0.5F, -1};
+    SCOPED_TRACE(d);
+    ExpectAnswer(c, Attend(c, "--verify 1"), true,
+                 1 / std::sqrt(static_cast<double>(d)), 2e-5);
+  }
+  ExpectRefusal("attend --random 1x1@9 --head-size 584", 1, "head_size = 584");
+  ExpectRefusal("attend --random 1x1@9 --head-size 12", 1, "head_size = 12");
+}
+
+TEST_F(AttendTest, TheReportNamesWhatShapesTheScores) {
+  Case c;
+  for (const Feature& feature : kFeatures) feature.set(&c);
+  ASSERT_TRUE(testing::IsOk(c.Write(Path("case.safetensors"))));
+  const Outcome outcome =
+      Varlane("attend " + Path("case.safetensors") + " --out " +
+              Path("out.safetensors") + " --json " + Path("a.json"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(
+      outcome.out.find(", causal, window 9, softcap 0.75, ALiBi, sinks\n"),
+      std::string::npos)
+      << outcome.out;
+  const Json json = Json::parse(ReadAll(Path("a.json")));
+  EXPECT_EQ(json["case"]["window"], 9);
+  EXPECT_EQ(json["case"]["softcap"], 0.75);
+  EXPECT_EQ(json["case"]["alibi"], true);
+  EXPECT_EQ(json["case"]["sinks"], true);
+}
+
+TEST_F(AttendTest, FeatureValuesThatMakeNoSenseAreRefusedByName) {
+  const auto refuse = [&](std::map<std::string, std::string> metadata,
+                          const std::string& message) {
+    Case c;
+    c.metadata = std::move(metadata);
+    ExpectCaseRefused(c, message);
+  };
+  refuse({{"window", "-1"}}, "metadata \"window\" = \"-1\", expected 0 for");
+  refuse({{"window", "8.5"}}, "metadata \"window\" = \"8.5\", expected 0 for");
+  refuse({{"window", "4294967297"}}, "metadata \"window\" = \"4294967297\", ");
+  refuse({{"window", "8"}, {"causal", "False"}},
+         "metadata \"window\" = \"8\" with \"causal\" = \"False\": a window is "
+         "defined for causal attention only");
+  refuse({{"softcap", "-30"}}, "metadata \"softcap\" = \"-30\", expected 0 ");
+  refuse({{"softcap", "1e-60"}}, "metadata \"softcap\" = \"1e-60\", expected");
+  Case c;
+  c.sinks = {0, std::nanf(""), 0, 0};
+  ExpectCaseRefused(c, "sinks[1] = nan, expected a finite number, or -inf");
+  c.sinks = {};
+  c.slopes = {0, 0, kNoSink, 0};
+  ExpectCaseRefused(c, "alibi_slopes[2] = -inf, expected a finite number");
+  c.slopes = {};
+  const std::vector<float> three = {1, 1, 1};
+  for (const std::string name : {"alibi_slopes", "sinks"}) {
+    c.extra = {{name, TensorType::kF32, {3}, three.data()}};
+    ExpectCaseRefused(c,
+                      "tensor \"" + name + "\" is F32 [3], expected F32 [4]");
+  }
 }
 
 TEST_F(AttendTest, FeaturesThatChangeNothingAreAccepted) {

@@ -99,7 +99,9 @@ Status Launch(const AttentionCase& c, const AttendOptions& options,
   AttentionShape shape;
   shape.num_q_heads = c.q.heads;
   shape.scale = c.scale;
+  shape.softcap = c.softcap;
   shape.mask.causal = c.causal;
+  if (c.window > 0) shape.mask.window_left = c.window - 1;
   AttentionPlan plan;
   VARLANE_TOOLS_TRY(
       attention.Plan(batch, shape, pool.view(), options.plan, &plan));
@@ -107,6 +109,8 @@ Status Launch(const AttentionCase& c, const AttendOptions& options,
   tensors.q = {c.q.bytes.data(), c.q.dtype};
   tensors.out = {result->out.data(), DType::kF32};
   tensors.lse = result->lse.data();
+  if (!c.alibi_slopes.empty()) tensors.alibi_slopes = c.alibi_slopes.data();
+  if (!c.sinks.empty()) tensors.sinks = c.sinks.data();
   for (int i = 0; i < options.repeat; ++i) {
     VARLANE_TOOLS_TRY(
         attention.Run(&plan, pool.view(), 0, tensors, &result->report));
@@ -215,8 +219,30 @@ class CaseChecker {
         case_.causal ? std::max<int64_t>(position + 1, 0) : case_.kv_len(seq);
     row.v_head_size = case_.v.head_size;
     row.scale = case_.scale;
-    const RowPrecision precision{kv_dtype_,
-                                 std::abs(case_.scale) * Norm(q) * keys.norm};
+    row.softcap = case_.softcap;
+    row.position = position;
+    if (case_.window > 0) {
+      row.first_key = std::max<int64_t>(position + 1 - case_.window, 0);
+    }
+    RowPrecision precision{kv_dtype_,
+                           std::abs(case_.scale) * Norm(q) * keys.norm};
+    precision.softcap = case_.softcap;
+    const auto at = static_cast<size_t>(head);
+    if (!case_.alibi_slopes.empty()) {
+      row.alibi_slope = case_.alibi_slopes[at];
+      const int64_t last = case_.kv_len(seq) - 1;
+      const int64_t far = std::max(position - row.first_key, last - position);
+      precision.max_abs_bias = std::abs(row.alibi_slope * double(far));
+    }
+    double sink = 0;
+    if (!case_.sinks.empty()) {
+      sink = case_.sinks[at];
+      row.sink = &sink;
+      if (std::isfinite(sink)) {
+        precision.max_abs_bias =
+            std::max(precision.max_abs_bias, std::abs(sink));
+      }
+    }
     const int64_t index = token * case_.q.heads + head;
     const std::span<const float> out =
         std::span<const float>(result_.out)

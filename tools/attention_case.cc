@@ -101,13 +101,13 @@ Result<std::vector<int32_t>> ReadCuSeqlens(SafetensorsFile* file,
   return values;
 }
 
-// --- what is not there yet ---------------------------------------------------
-
-// An optional F32 [Hq] tensor may be present if it changes nothing.
-Status RefuseUnless(SafetensorsFile* file, const std::string& name,
-                    int num_q_heads, float neutral, const char* feature) {
+// An optional F32 [Hq] tensor; empty where it is missing.
+Result<std::vector<float>> ReadPerHead(SafetensorsFile* file,
+                                       const std::string& name,
+                                       int num_q_heads) {
+  std::vector<float> values;
   const TensorInfo* const info = file->Find(name);
-  if (info == nullptr) return {};
+  if (info == nullptr) return values;
   if (info->type != TensorType::kF32 ||
       info->shape != TensorShape{num_q_heads}) {
     return BadArgument("{}: tensor \"{}\" is {} {}, expected F32 [{}]",
@@ -115,14 +115,27 @@ Status RefuseUnless(SafetensorsFile* file, const std::string& name,
                        ShapeToString(info->shape), num_q_heads);
   }
   VARLANE_TOOLS_ASSIGN(const std::vector<std::byte> bytes, file->Read(name));
-  for (int head = 0; head < num_q_heads; ++head) {
-    float value = 0;
-    std::memcpy(&value, bytes.data() + static_cast<size_t>(head) * 4, 4);
-    if (value != neutral) {
-      return Fail(StatusCode::kUnimplemented,
-                  "{}: tensor \"{}\": {} = {} for head {}: this release has no "
-                  "{}",
-                  file->path(), name, name, value, head, feature);
+  values.resize(static_cast<size_t>(num_q_heads));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  return values;
+}
+
+Status ReadModifiers(SafetensorsFile* file, AttentionCase* c) {
+  VARLANE_TOOLS_ASSIGN(c->alibi_slopes,
+                       ReadPerHead(file, "alibi_slopes", c->q.heads));
+  for (size_t head = 0; head < c->alibi_slopes.size(); ++head) {
+    if (!std::isfinite(c->alibi_slopes[head])) {
+      return BadArgument("{}: alibi_slopes[{}] = {}, expected a finite number",
+                         file->path(), head, c->alibi_slopes[head]);
+    }
+  }
+  VARLANE_TOOLS_ASSIGN(c->sinks, ReadPerHead(file, "sinks", c->q.heads));
+  constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+  for (size_t head = 0; head < c->sinks.size(); ++head) {
+    if (!std::isfinite(c->sinks[head]) && c->sinks[head] != kMinusInfinity) {
+      return BadArgument(
+          "{}: sinks[{}] = {}, expected a finite number, or -inf for none",
+          file->path(), head, c->sinks[head]);
     }
   }
   return {};
@@ -176,6 +189,28 @@ Result<bool> MetadataBool(const SafetensorsFile& file, const std::string& key,
                      file.path(), key, it->second);
 }
 
+// What a window means where later tokens are seen too is not defined.
+Status ReadWindow(const SafetensorsFile& file, AttentionCase* c) {
+  const auto it = file.metadata().find("window");
+  if (it == file.metadata().end()) return {};
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  const auto window = ParseNumber<int64_t>(it->second);
+  if (!window || *window < 0 || *window > kMax) {
+    return BadArgument(
+        "{}: metadata \"window\" = \"{}\", expected 0 for none or a number of "
+        "tokens up to {}",
+        file.path(), it->second, kMax);
+  }
+  if (*window != 0 && !c->causal) {
+    return BadArgument(
+        "{}: metadata \"window\" = \"{}\" with \"causal\" = \"{}\": a window "
+        "is defined for causal attention only",
+        file.path(), it->second, file.metadata().at("causal"));
+  }
+  c->window = static_cast<int32_t>(*window);
+  return {};
+}
+
 Status ReadMetadata(const SafetensorsFile& file, AttentionCase* c) {
   VARLANE_TOOLS_ASSIGN(c->causal, MetadataBool(file, "causal", true));
   const double default_scale = 1.0 / std::sqrt(double(c->q.head_size));
@@ -186,17 +221,16 @@ Status ReadMetadata(const SafetensorsFile& file, AttentionCase* c) {
                 "supported",
                 file.path(), file.metadata().at("scale"));
   }
-  const std::pair<const char*, const char*> later[] = {
-      {"window", "sliding window"}, {"softcap", "soft cap"}};
-  for (const auto& [key, feature] : later) {
-    VARLANE_TOOLS_ASSIGN(const double value, MetadataNumber(file, key, 0));
-    if (value != 0) {
-      return Fail(StatusCode::kUnimplemented,
-                  "{}: metadata \"{}\" = \"{}\": this release has no {}",
-                  file.path(), key, file.metadata().at(key), feature);
-    }
+  VARLANE_TOOLS_ASSIGN(c->softcap, MetadataNumber(file, "softcap", 0));
+  const auto softcap = static_cast<float>(c->softcap);
+  if (c->softcap != 0 &&
+      !(std::isnormal(softcap) && std::isnormal(1 / softcap) && softcap > 0)) {
+    return BadArgument(
+        "{}: metadata \"softcap\" = \"{}\", expected 0 for none or a positive "
+        "normal float",
+        file.path(), file.metadata().at("softcap"));
   }
-  return {};
+  return ReadWindow(file, c);
 }
 
 Status CheckShapes(const std::string& path, const AttentionCase& c) {
@@ -263,11 +297,7 @@ Result<AttentionCase> LoadAttentionCase(const std::string& path) {
         c.cu_seqlens_q.size() - 1, c.cu_seqlens_k.size() - 1);
   }
   VARLANE_TOOLS_TRY(ReadMetadata(file, &c));
-  VARLANE_TOOLS_TRY(
-      RefuseUnless(&file, "alibi_slopes", c.q.heads, 0.0F, "ALiBi"));
-  VARLANE_TOOLS_TRY(RefuseUnless(&file, "sinks", c.q.heads,
-                                 -std::numeric_limits<float>::infinity(),
-                                 "attention sinks"));
+  VARLANE_TOOLS_TRY(ReadModifiers(&file, &c));
   return c;
 }
 

@@ -2,9 +2,9 @@
 //
 // The file's contract (`varlane attend --help`): tensors q [total_q, Hq, D],
 // k [total_kv, Hkv, D], v [total_kv, Hkv, Dv] in F32, BF16 or F16, packed by
-// sequence; cu_seqlens_q, cu_seqlens_k I32 [N+1]; metadata scale, causal. What
-// asks for something that is not there yet - a window, a soft cap, ALiBi,
-// sinks - or that we do not know is refused by name, never ignored.
+// sequence; cu_seqlens_q, cu_seqlens_k I32 [N+1]; optional alibi_slopes, sinks
+// F32 [Hq]; metadata scale, causal, window, softcap. docs/attend.md says what
+// each means. What we do not know is refused by name, never ignored.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_TOOLS_ATTENTION_CASE_H_
@@ -46,6 +46,10 @@ struct AttentionCase {
   std::vector<int32_t> cu_seqlens_k;  // [N+1]
   double scale = 0;                   // never 0 once loaded
   bool causal = true;
+  int32_t window = 0;               // tokens, the row's own included; 0 = none
+  double softcap = 0;               // 0 = none
+  std::vector<float> alibi_slopes;  // [Hq], or empty
+  std::vector<float> sinks;         // [Hq], or empty
 
   int64_t num_seqs() const {
     return static_cast<int64_t>(cu_seqlens_q.size()) - 1;
@@ -55,8 +59,7 @@ struct AttentionCase {
 };
 
 // Errors: those of SafetensorsFile; kInvalidArgument naming tensor or metadata
-//         key, value and what was expected; kUnimplemented for what later
-//         releases will do.
+//         key, value and what was expected; kUnimplemented for a scale of zero.
 Result<AttentionCase> LoadAttentionCase(const std::string& path);
 
 struct RandomCaseShape {

@@ -69,6 +69,10 @@ Json CaseToJson(const AttentionCase& c, const AttendOptions& options) {
           {"v_head_size", c.v.head_size},
           {"scale", c.scale},
           {"causal", c.causal},
+          {"window", c.window},
+          {"softcap", c.softcap},
+          {"alibi", !c.alibi_slopes.empty()},
+          {"sinks", !c.sinks.empty()},
           {"kv_dtype", DTypeName(options.kv_dtype)},
           {"block_size", options.block_size},
           {"seed", options.seed}};
@@ -109,6 +113,17 @@ std::string VerifyText(const VerifyResult& verify) {
       verify.worst_ratio, verify.worst_error, verify.worst_lse_error);
 }
 
+// What of the case shapes its scores beside the scale.
+std::string MaskText(const AttentionCase& c) {
+  std::string text;
+  if (c.causal) text += ", causal";
+  if (c.window > 0) text += fmt::format(", window {}", FormatCount(c.window));
+  if (c.softcap != 0) text += fmt::format(", softcap {}", c.softcap);
+  if (!c.alibi_slopes.empty()) text += ", ALiBi";
+  if (!c.sinks.empty()) text += ", sinks";
+  return text;
+}
+
 std::string ResultText(const AttentionCase& c, const AttendFlags& flags,
                        const AttendResult& result, const VerifyResult* verify,
                        int workers) {
@@ -126,7 +141,7 @@ std::string ResultText(const AttentionCase& c, const AttendFlags& flags,
                             c.v.head_size == c.q.head_size
                                 ? ""
                                 : fmt::format(" (V: {})", c.v.head_size),
-                            c.causal ? ", causal" : "")});
+                            MaskText(c))});
   table.AddRow({"KV", fmt::format("{}, {} shuffled blocks of {} tokens",
                                   DTypeName(flags.options.kv_dtype),
                                   FormatCount(result.num_blocks),
@@ -250,14 +265,23 @@ constexpr const char* kFooter =
     "CASE holds tensors q [total_q, Hq, D], k [total_kv, Hkv, D], v "
     "[total_kv,\n"
     "Hkv, Dv] (F32, BF16 or F16, packed by sequence), cu_seqlens_q and\n"
-    "cu_seqlens_k (I32 [N+1]), and string metadata scale (default 1/sqrt(D))\n"
-    "and causal (default true): query i of a sequence stands at position\n"
-    "kv_len - q_len + i and sees itself and what is before it. window, "
-    "softcap,\n"
-    "alibi_slopes and sinks are refused unless they change nothing.\n"
+    "cu_seqlens_k (I32 [N+1]); head sizes are multiples of 8 up to 576. Query "
+    "i of\n"
+    "a sequence stands at position kv_len - q_len + i. String metadata: scale\n"
+    "(default 1/sqrt(D)); causal (default true: a query sees itself and what "
+    "is\n"
+    "before it); window W (a query sees itself and the W-1 tokens before; 0 = "
+    "none;\n"
+    "causal only); softcap C (scores become C tanh(score / C); 0 = none). "
+    "Optional\n"
+    "F32 tensors: alibi_slopes [Hq] (adds slope x (key - query position)), "
+    "sinks\n"
+    "[Hq] (one more logit, unscaled, without a value, counted in lse). "
+    "Anything\n"
+    "else is refused by name. docs/attend.md has an example in Python.\n"
     "OUT holds out (F32 [total_q, Hq, Dv]) and lse (F32 [total_q, Hq], "
     "natural\n"
-    "logarithm); a row that sees nothing has out 0 and lse -inf.\n"
+    "logarithm); a row that sees nothing has out 0 and lse -inf, or its sink.\n"
     "Exit code 1 when a row fails verification.\n"
     "Examples:\n"
     "  varlane attend case.safetensors --out out.safetensors\n"

@@ -17,6 +17,12 @@
 //                = 4 is 17 of those and leaves room for errors that are not
 //                independent (equal inputs). sum |q_d k_d| <= |q| |k|, and 4 u
 //                more for scaling and the subtraction of the maximum.
+//   modifiers    a softcap's tanh is good to 4e-7 of itself, its argument and
+//                the products around it to 6 u: 8e-7 of the capped score, which
+//                is at most the cap and at most the score. It passes on no
+//                more than the score's own error: its slope is at most one. An
+//                ALiBi slope is rounded twice, its product's sum once, and the
+//                difference to the maximum once; a sink likewise: 4 u of each.
 //   P.V and sum  chains over the keys: lambda sqrt(num_keys) u each.
 //   division     and the final rounding to fp32: 4 u.
 //
@@ -56,9 +62,12 @@ double RowErrorFactor(const RowPrecision& precision, int64_t head_size,
   const double score =
       2 * precision.max_abs_score * kUnit *
       (kLambda * std::sqrt(static_cast<double>(head_size)) + 4);
+  const double modifiers =
+      2 * (8e-7 * std::min(precision.softcap, precision.max_abs_score) +
+           4 * kUnit * precision.max_abs_bias);
   const double sums =
       2 * kLambda * std::sqrt(static_cast<double>(num_keys)) * kUnit;
-  return rounding_of_p + exp2 + score + sums + 4 * kUnit;
+  return rounding_of_p + exp2 + score + modifiers + sums + 4 * kUnit;
 }
 
 void VerifyResult::Merge(const VerifyResult& other) {

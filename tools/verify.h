@@ -24,6 +24,8 @@ struct RowPrecision {
   // max over the row's keys of |scale| |q| |k| (Euclidean norms): how large a
   // score can be, hence how much its rounding can move p.
   double max_abs_score = 0;
+  double softcap = 0;       // of the scores; 0 = none
+  double max_abs_bias = 0;  // the largest |ALiBi term| or |sink| of the row
 };
 
 // The factor of sum_t p_t |v_t| in the bound of a row over `num_keys` keys.
