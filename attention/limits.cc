@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/kernels_of.h"
 #include "base/check.h"
 #include "base/math.h"
 #include "kernels/kernel_table.h"
@@ -27,11 +28,9 @@ double SecondsSince(Clock::time_point start) {
 
 Result<const LimitKernels*> FindLimits(const Runtime* runtime) {
   VARLANE_REQUIRE_ARG(runtime != nullptr, "runtime is null");
-  const std::string& name = runtime->options().simd_target;
-  const KernelTable* table = FindKernels(name == "best" ? "" : name);
-  VARLANE_REQUIRE(table != nullptr, StatusCode::kNotFound, "simd_target = \"",
-                  name, "\" is not supported here");
-  return table->limits;
+  const Result<const KernelTable*> table = KernelsOf(*runtime);
+  if (!table.ok()) return table.status();
+  return (*table)->limits;
 }
 
 // One way to read.

@@ -26,6 +26,8 @@ struct Heads {
   int size = 128;
 
   std::string Name() const;  // "16/4/128"
+
+  friend bool operator==(const Heads&, const Heads&) = default;
 };
 
 // `count` sequences of q_len query tokens at a context of `context` tokens.

@@ -85,6 +85,20 @@ TEST(BenchTest, DemandsAreThoseOfTheTable) {
   }
 }
 
+TEST(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
+  const TestJson json =
+      BenchKernels("--quick --filter '^(decode 1024x1@2048|prefill 30000)'");
+  ASSERT_EQ(json["rows"].size(), 2u);
+  for (const TestJson& row : json["rows"]) {
+    EXPECT_TRUE(row["value"].is_null()) << row["name"];
+    EXPECT_TRUE(row["holds"].is_null()) << row["name"];
+    EXPECT_TRUE(row["must"].is_number()) << row["name"];
+    EXPECT_NE(row["reason"].get<std::string>().find("--quick"),
+              std::string::npos)
+        << row["name"];
+  }
+}
+
 TEST(BenchTest, AFilterThatMatchesNothingMeasuresNothing) {
   const TestJson json = BenchKernels("--quick --filter nothing_has_this_name");
   EXPECT_EQ(json["rows"].size(), 0u);

@@ -29,14 +29,14 @@ Status MeasureParts(BenchSession* session, const Shape& whole,
                     const std::vector<Shape>& parts, SampleBudget budget,
                     BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<KvFixture> fixture,
-      session->MakeFixture(DType::kBF16, Heads{}, 2 * whole.num_blocks()));
+      const KvFixture* const fixture,
+      session->Fixture(DType::kBF16, Heads{}, 2 * whole.num_blocks()));
   std::vector<std::unique_ptr<Workload>> works;
   std::vector<Sampler> samplers;
   const auto add = [&](const Shape& shape, int64_t first_block) -> Status {
     VARLANE_TOOLS_ASSIGN(std::unique_ptr<Workload> work,
-                         Workload::Create(session->attention(), fixture.get(),
-                                          shape, {.first_block = first_block}));
+                         Workload::Create(session->attention(), fixture, shape,
+                                          {.first_block = first_block}));
     works.push_back(std::move(work));
     // Goes are not repeated one by one: whole and parts alternate.
     samplers.push_back(
@@ -70,17 +70,25 @@ Status MeasureParts(BenchSession* session, const Shape& whole,
 }
 
 void AddPartsRow(BenchSession* session, const Shape& whole,
-                 const std::vector<Shape>& parts, int min_rounds) {
+                 const std::vector<Shape>& parts) {
   BenchRow row;
   row.name = whole.name + kSuffix;
   row.unit = "us";
   row.sense = Sense::kRatioAtMost;
   row.must = 1.05;
+  // Where a round takes seconds, few must do.
+  constexpr int64_t kLongPrefill = 16384;
+  const bool is_long = whole.total_q() > kLongPrefill;
   SampleBudget budget = session->budget();
-  budget.min_rounds = min_rounds;
-  session->Add(std::move(row), [&](BenchRow* to) {
+  if (is_long) budget.min_rounds = 3;
+  const Measure measure = [&](BenchRow* to) {
     return MeasureParts(session, whole, parts, budget, to);
-  });
+  };
+  if (is_long) {
+    session->AddLong(std::move(row), measure);
+  } else {
+    session->Add(std::move(row), measure);
+  }
 }
 
 // --- a window beside a short context -----------------------------------------
@@ -92,15 +100,15 @@ Status MeasureWindow(BenchSession* session, BenchRow* row) {
   windowed.mask.window_left = kWindow - 1;
   const Shape plain = {"plain", {{kSeqs, 1, kWindow}}};
   VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<KvFixture> fixture,
-      session->MakeFixture(DType::kBF16, Heads{},
-                           windowed.num_blocks() + plain.num_blocks()));
+      const KvFixture* const fixture,
+      session->Fixture(DType::kBF16, Heads{},
+                       windowed.num_blocks() + plain.num_blocks()));
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<Workload> with,
-      Workload::Create(session->attention(), fixture.get(), windowed));
+      Workload::Create(session->attention(), fixture, windowed));
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<Workload> without,
-      Workload::Create(session->attention(), fixture.get(), plain,
+      Workload::Create(session->attention(), fixture, plain,
                        {.first_block = windowed.num_blocks()}));
   const std::vector<Sampler> samplers = {
       {[&with] { return with->Run(); }},
@@ -142,15 +150,12 @@ Status MeasureScaling(BenchSession* session, const Shape& shape, DType dtype,
     return Fail(StatusCode::kFailedPrecondition,
                 "this machine lets us have one core only");
   }
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<KvFixture> fixture,
-      session->MakeFixture(dtype, Heads{}, shape.num_blocks()));
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<Workload> with_one,
-      Workload::Create(one.attention.get(), fixture.get(), shape));
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<Workload> with_two,
-      Workload::Create(two.attention.get(), fixture.get(), shape));
+  VARLANE_TOOLS_ASSIGN(const KvFixture* const fixture,
+                       session->Fixture(dtype, Heads{}, shape.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> with_one,
+                       Workload::Create(one.attention.get(), fixture, shape));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> with_two,
+                       Workload::Create(two.attention.get(), fixture, shape));
   const std::vector<Sampler> samplers = {
       {[&] { return with_two->Run(); }},
       {[&] { return with_one->Run(); }},
@@ -203,15 +208,12 @@ Status MeasureTarget(BenchSession* session, const std::string& target,
   VARLANE_TOOLS_ASSIGN(const Engine other, MakeEngine(options));
   options.simd_target = SupportedSimdTargets().front();
   VARLANE_TOOLS_ASSIGN(const Engine best, MakeEngine(options));
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<KvFixture> fixture,
-      session->MakeFixture(dtype, Heads{}, shape.num_blocks()));
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<Workload> work,
-      Workload::Create(other.attention.get(), fixture.get(), shape));
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<Workload> reference,
-      Workload::Create(best.attention.get(), fixture.get(), shape));
+  VARLANE_TOOLS_ASSIGN(const KvFixture* const fixture,
+                       session->Fixture(dtype, Heads{}, shape.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> work,
+                       Workload::Create(other.attention.get(), fixture, shape));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> reference,
+                       Workload::Create(best.attention.get(), fixture, shape));
   VARLANE_TOOLS_ASSIGN(const double first, reference->Run());
   (void)first;
   const std::vector<Sampler> samplers = {
@@ -261,22 +263,19 @@ void AddBatchRows(BenchSession* session) {
   const Group decodes = {32, 1, 512};
   const Group prefills = {4, 512, 512};
   AddPartsRow(session, {"mixed 32x1@512 + 4x512@512", {decodes, prefills}},
-              {{"decodes", {decodes}}, {"prefills", {prefills}}}, 7);
+              {{"decodes", {decodes}}, {"prefills", {prefills}}});
   AddPartsRow(
       session,
       {"decode 30000 + 5000 + 10", {{1, 1, 30000}, {1, 1, 5000}, {1, 1, 10}}},
       {{"30000", {{1, 1, 30000}}},
        {"5000", {{1, 1, 5000}}},
-       {"10", {{1, 1, 10}}}},
-      7);
-  // Seconds a round: few rounds must do.
+       {"10", {{1, 1, 10}}}});
   AddPartsRow(session,
               {"prefill 30000 + 5000 + 10",
                {{1, 30000, 30000}, {1, 5000, 5000}, {1, 10, 10}}},
               {{"30000", {{1, 30000, 30000}}},
                {"5000", {{1, 5000, 5000}}},
-               {"10", {{1, 10, 10}}}},
-              session->options().quick ? 1 : 3);
+               {"10", {{1, 10, 10}}}});
   BenchRow window;
   window.name = std::string("window 1024 of 8x1@32768") + kSuffix;
   window.unit = "us";

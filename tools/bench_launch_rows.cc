@@ -72,13 +72,13 @@ Status MeasureBare(BenchSession* session, BenchRow* row) {
 // every one of its threadgroups asks for its owner and returns.
 Status MeasureSurplus(BenchSession* session, OwnerPattern owner,
                       BenchRow* row) {
-  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<bench::KvFixture> fixture,
-                       session->MakeFixture(DType::kBF16, Heads{}, 1));
+  VARLANE_TOOLS_ASSIGN(const bench::KvFixture* const fixture,
+                       session->Fixture(DType::kBF16, Heads{}, 1));
   const auto idle = static_cast<int>(kSurplus / Heads{}.kv);
   const bench::Shape shape = {"surplus", {{idle, 0, 0}, {1, 1, 16}}};
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<bench::Workload> work,
-      bench::Workload::Create(session->attention(), fixture.get(), shape,
+      bench::Workload::Create(session->attention(), fixture, shape,
                               {.plan = {.owner = owner}}));
   VARLANE_TOOLS_TRY(
       MeasureEach(session, {[&work] { return work->Run(); }}, kSurplus, row));

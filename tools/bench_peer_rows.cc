@@ -35,12 +35,10 @@ Status Compare(const std::vector<float>& ours,
 
 Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
                    BenchRow* row) {
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<bench::KvFixture> fixture,
-      session->MakeFixture(dtype, Heads{}, shape.num_blocks()));
-  VARLANE_TOOLS_ASSIGN(
-      const std::unique_ptr<Workload> work,
-      Workload::Create(session->attention(), fixture.get(), shape));
+  VARLANE_TOOLS_ASSIGN(const bench::KvFixture* const fixture,
+                       session->Fixture(dtype, Heads{}, shape.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> work,
+                       Workload::Create(session->attention(), fixture, shape));
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_head,
                        GemmPeer::Create(session->runtime(), *work, false));
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_group,

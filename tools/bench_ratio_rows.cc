@@ -95,6 +95,12 @@ int Copies(const Demand& demand, DType dtype, const Heads& heads) {
   return demand.cold ? ColdCopies(KvBytes(demand.shape, heads, dtype)) : 1;
 }
 
+// Filling a pool of this size takes longer than a quick row may.
+bool IsLong(const Demand& demand, DType dtype, const Heads& heads) {
+  constexpr int64_t kLongBytes = int64_t{1} << 30;
+  return KvBytes(demand.shape, heads, dtype) > kLongBytes;
+}
+
 // Times of one round: the launch, the plain read, the multiplies.
 struct Times {
   std::vector<double> run;
@@ -213,27 +219,30 @@ void AddRatioRows(BenchSession* session, const Heads& heads, DType dtype) {
     wanted.push_back(&demand);
     const int64_t blocks =
         demand.shape.num_blocks() * Copies(demand, dtype, heads);
+    if (session->options().quick && IsLong(demand, dtype, heads)) continue;
     if (blocks * bench::KvBlockBytes(heads, dtype) <=
         session->options().memory_bytes) {
       num_blocks = std::max(num_blocks, blocks);
     }
   }
-  if (wanted.empty()) return;
-  auto fixture = session->MakeFixture(dtype, heads, num_blocks);
   for (const Demand* demand : wanted) {
     BenchRow row;
     row.name = RowName(*demand, dtype, heads);
     row.unit = UnitOf(demand->bound);
     row.must = demand->must(dtype);
-    session->Add(std::move(row), [&](BenchRow* to) {
-      if (!fixture.ok()) return fixture.status();
+    const Measure measure = [&](BenchRow* to) -> Status {
       const int64_t blocks =
           demand->shape.num_blocks() * Copies(*demand, dtype, heads);
-      if (blocks > num_blocks) {
-        return session->MakeFixture(dtype, heads, blocks).status();
-      }
-      return MeasureDemand(session, *demand, **fixture, to);
-    });
+      VARLANE_TOOLS_ASSIGN(
+          const KvFixture* const fixture,
+          session->Fixture(dtype, heads, std::max(blocks, num_blocks)));
+      return MeasureDemand(session, *demand, *fixture, to);
+    };
+    if (IsLong(*demand, dtype, heads)) {
+      session->AddLong(std::move(row), measure);
+    } else {
+      session->Add(std::move(row), measure);
+    }
   }
 }
 

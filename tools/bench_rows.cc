@@ -208,7 +208,8 @@ Result<Samples> Interleave(std::span<const Sampler> samplers,
   quiet.of.resize(samplers.size());
   const auto num_quiet = [&quiet] { return int(quiet.of[0].size()); };
   while (all.rounds < wanted ||
-         (num_quiet() < budget.min_rounds && all.rounds < 2 * wanted)) {
+         (budget.retries && num_quiet() < budget.min_rounds &&
+          all.rounds < 2 * wanted)) {
     const DisturbanceMeter meter;
     for (size_t i = 0; i < samplers.size(); ++i) {
       VARLANE_TOOLS_ASSIGN(

@@ -69,6 +69,7 @@ struct SampleBudget {
   double seconds = 1;  // of all rounds together, as far as min_rounds allows
   int min_rounds = 7;
   int max_rounds = 41;
+  bool retries = true;  // takes more rounds in place of disturbed ones
 };
 
 struct Samples {
@@ -81,9 +82,10 @@ struct Samples {
 
 // Takes every sampler in turn, round after round (A B C A B C ...), after one
 // warm-up go each. A round in which this process lost a core to another one
-// says nothing of either side: it is left out, and up to twice the budget is
-// spent on min_rounds quiet ones. Where there are still fewer, all count. Where
-// one round is enough and dearer than the budget, the warm-up is that round.
+// says nothing of either side: it is left out, and with `retries` up to twice
+// the budget is spent on min_rounds quiet ones. Where there are still fewer,
+// all count. Where one round is enough and dearer than the budget, the warm-up
+// is that round.
 Result<Samples> Interleave(std::span<const Sampler> samplers,
                            const SampleBudget& budget);
 

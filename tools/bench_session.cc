@@ -54,7 +54,8 @@ Result<std::unique_ptr<BenchSession>> BenchSession::Create(
 }
 
 SampleBudget BenchSession::budget() const {
-  return {.seconds = options_.seconds};
+  if (!options_.quick) return {.seconds = options_.seconds};
+  return {.seconds = options_.seconds, .min_rounds = 5, .retries = false};
 }
 
 bool BenchSession::Wants(const std::string& name) const {
@@ -73,15 +74,30 @@ void BenchSession::Add(BenchRow row, const Measure& measure) {
   rows_.push_back(std::move(row));
 }
 
-Result<std::unique_ptr<bench::KvFixture>> BenchSession::MakeFixture(
-    DType dtype, const bench::Heads& heads, int64_t num_blocks) {
+void BenchSession::AddLong(BenchRow row, const Measure& measure) {
+  if (!options_.quick) return Add(std::move(row), measure);
+  if (!Wants(row.name)) return;
+  row.reason = "takes too long for --quick: left to the full run";
+  rows_.push_back(std::move(row));
+}
+
+Result<const bench::KvFixture*> BenchSession::Fixture(DType dtype,
+                                                      const bench::Heads& heads,
+                                                      int64_t num_blocks) {
   const int64_t bytes = num_blocks * bench::KvBlockBytes(heads, dtype);
   if (bytes > options_.memory_bytes) {
     return Fail(StatusCode::kResourceExhausted,
                 "needs {} of K/V, but --memory allows {}", FormatBytes(bytes),
                 FormatBytes(options_.memory_bytes));
   }
-  return bench::KvFixture::Create(runtime(), dtype, heads, num_blocks);
+  if (fixture_ == nullptr || fixture_->dtype() != dtype ||
+      fixture_->heads() != heads ||
+      std::cmp_less(fixture_->blocks().size(), num_blocks)) {
+    fixture_.reset();  // never both at once
+    VARLANE_TOOLS_ASSIGN(fixture_, bench::KvFixture::Create(runtime(), dtype,
+                                                            heads, num_blocks));
+  }
+  return fixture_.get();
 }
 
 Result<double> BenchSession::Peak(Runtime* of, DType dtype) {

@@ -44,12 +44,17 @@ class BenchSession {
   bool Wants(const std::string& name) const;
   // Measures the row if it is wanted; a failure becomes its reason.
   void Add(BenchRow row, const Measure& measure);
+  // The same for a row too long for a quick run, which only says so.
+  void AddLong(BenchRow row, const Measure& measure);
   std::vector<BenchRow> TakeRows() { return std::move(rows_); }
 
-  // A pool of at most options().memory_bytes.
+  // A pool of at least `num_blocks` and at most options().memory_bytes. One
+  // stands at a time: rows share it for as long as its kind and size will do,
+  // and the next call may replace it.
   // Errors: kResourceExhausted, with what it would take.
-  Result<std::unique_ptr<bench::KvFixture>> MakeFixture(
-      DType dtype, const bench::Heads& heads, int64_t num_blocks);
+  Result<const bench::KvFixture*> Fixture(DType dtype,
+                                          const bench::Heads& heads,
+                                          int64_t num_blocks);
 
   // Flops a second of all workers; the best of a few short goes, since a stolen
   // core would flatter the kernels.
@@ -67,6 +72,7 @@ class BenchSession {
   Engine engine_;
   std::vector<BenchRow> rows_;
   std::vector<int> ranking_;  // read loops, as the last full comparison had it
+  std::unique_ptr<bench::KvFixture> fixture_;
   std::unique_ptr<Progress> progress_;
 };
 

@@ -59,6 +59,10 @@ constexpr const char* kFooter =
     "+-\n"
     "its (p90 - p10) / median. A demand that does not hold is no error: the\n"
     "exit code says only whether the bench ran.\n"
+    "--quick takes fewer rounds (five at least), does not repeat those that\n"
+    "other processes disturbed, and leaves the rows of the largest pool and "
+    "of\n"
+    "the longest prefill to the full run.\n"
     "Examples:\n"
     "  varlane bench kernels --quick\n"
     "  varlane bench kernels --json kernels.json\n"
@@ -82,8 +86,8 @@ void AddBenchCommand(CLI::App* app, Run* run) {
       ->type_name("REGEX");
   command
       ->add_option("--seconds", flags->options.seconds,
-                   "Time for a row, as far as seven rounds allow; default 1, "
-                   "with --quick 0.4")
+                   "Time for a row, as far as seven rounds allow (five with "
+                   "--quick); default 1, with --quick 0.4")
       ->check(CLI::Range(1e-6, 3600.0))
       ->type_name("S");
   AddBytesFlag(command, "--memory", &flags->options.memory_bytes,
