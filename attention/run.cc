@@ -80,20 +80,44 @@ class Launch {
     args.v_head_size = layout.v_head_size;
     args.scale_log2 = plan_.scale_log2;
     args.negate_q = plan_.negate_q;
-    args.kv.k = kv_.k(0, layer_, head);
-    args.kv.v = kv_.v(0, layer_, head);
-    args.kv.block_bytes = layout.block_bytes();
-    args.kv.block_table =
-        plan_.block_tables.data() + item.seq * plan_.block_table_stride;
-    args.kv.block_size_log2 =
-        std::countr_zero(static_cast<unsigned>(layout.block_size));
+    args.kv = PagesOf(item, head);
     args.mask = item.mask;
     args.softcap = plan_.softcap;
     if (tensors_.alibi_slopes != nullptr) {
       args.alibi_slopes = tensors_.alibi_slopes + q_head;
     }
     args.scratch = tg.scratch().data();
+    AimNext(tg.index() + 1, &args);
     return args;
+  }
+
+  // Workers claim neighbouring threadgroups: while few rows finish this one,
+  // they fetch the first keys of the next.
+  void AimNext(int64_t index, AttendArgs* args) const {
+    constexpr int kFewRows = 8;
+    if (args->num_tokens * args->group > kFewRows) return;
+    if (index >= plan_.grid_size) return;
+    WorkerCounters uncounted;
+    Assignment next;
+    if (!Assign(plan_, index, uncounted, &next)) return;
+    const RowMask& mask = next.item.mask;
+    args->next_low = std::max(mask.low(0), next.partition_begin * kPartition);
+    args->next_high = std::min(mask.high(next.item.num_tokens - 1),
+                               next.partition_end * kPartition);
+    if (args->next_low >= args->next_high) return;
+    args->next = PagesOf(next.item, next.head);
+  }
+
+  KvPages PagesOf(const Item& item, int head) const {
+    KvPages pages;
+    pages.k = kv_.k(0, layer_, head);
+    pages.v = kv_.v(0, layer_, head);
+    pages.block_bytes = plan_.layout.block_bytes();
+    pages.block_table =
+        plan_.block_tables.data() + item.seq * plan_.block_table_stride;
+    pages.block_size_log2 =
+        std::countr_zero(static_cast<unsigned>(plan_.layout.block_size));
+    return pages;
   }
 
   int64_t TokenOf(const Item& item) const {

@@ -103,6 +103,14 @@ struct AttendArgs {
   float* partials = nullptr;  // [rows, PartialFloats]
 
   std::byte* scratch = nullptr;  // 64-byte aligned, AttendScratchBytes
+
+  // What this worker most likely does next: keys [next_low, next_high) of
+  // `next` are the first it will read, and their first tile is fetched while
+  // few rows finish this work. next.k null = nothing known. Never changes a
+  // result.
+  KvPages next;
+  int64_t next_low = 0;
+  int64_t next_high = 0;
 };
 
 // Merges `num_partials` partial states a row in index order and finishes it.

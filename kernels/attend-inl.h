@@ -104,10 +104,9 @@ HWY_INLINE void PlaceRows(const AttendArgs& args, const Workspace<Ops>& ws) {
 // [low, high); the others repeat a neighbour, so that their table entries are
 // never read and a fetch of them is harmless.
 template <class Ops>
-HWY_INLINE TilePages FindPages(const AttendArgs& args, int64_t begin,
-                               int64_t low, int64_t high) {
+HWY_INLINE TilePages FindPages(const AttendArgs& args, const KvPages& kv,
+                               int64_t begin, int64_t low, int64_t high) {
   constexpr int64_t kElem = sizeof(typename Ops::Cache);
-  const KvPages& kv = args.kv;
   const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
   const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
   const int64_t first = low / kGroupTokens * kGroupTokens;
@@ -461,17 +460,29 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   tile.ws = &ws;
   tile.key_stride = KeyStride<Ops>(args);
   const int64_t begin = low / kKeyTile * kKeyTile;
-  TilePages pages = FindPages<Ops>(args, begin, low, high);
+  // What follows this partition's last tile: the next partition's first one, or
+  // the next work's.
+  const int64_t all =
+      HWY_MIN(args.partition_end * kPartition, ws.places[row_end - 1].high);
+  TilePages pages = FindPages<Ops>(args, args.kv, begin, low, all);
   for (int64_t t = begin; t < high; t += kKeyTile) {
     const int64_t next = t + kKeyTile;
-    const TilePages next_pages =
-        next < high ? FindPages<Ops>(args, next, low, high) : pages;
+    TilePages next_pages = pages;
+    bool has_next = next < all;
+    if (has_next) {
+      next_pages = FindPages<Ops>(args, args.kv, next, low, all);
+    } else if (kFetch == kFetchNear && args.next.k != nullptr) {
+      has_next = true;
+      next_pages =
+          FindPages<Ops>(args, args.next, args.next_low / kKeyTile * kKeyTile,
+                         args.next_low, args.next_high);
+    }
     tile.pages = &pages;
     tile.tile_begin = t;
     for (int g = group_begin; g < group_end; ++g) {
       const int row = groups.begin(g);
       if (t == begin) FetchRows(args, ws, row, groups.begin(g + 1));
-      AimFetch<Ops, kFetch>(tile, next_pages, next < high, g - group_begin,
+      AimFetch<Ops, kFetch>(tile, next_pages, has_next, g - group_begin,
                             group_end - group_begin);
       PassTile<Ops, kFetch>(tile, groups.begin(g + 1) - row, row,
                             row - row_begin);
