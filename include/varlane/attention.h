@@ -101,10 +101,11 @@ using ConstTensor = TensorView<const void*>;
 using MutableTensor = TensorView<void*>;
 
 struct AttentionTensors {
-  ConstTensor q;         // [total_q, Hq, D]   f32, bf16 or f16
-  MutableTensor out;     // [total_q, Hq, Dv]  f32, bf16 or f16
-  float* lse = nullptr;  // [total_q, Hq] natural log; -inf for a row that sees
-                         // nothing (its out is 0); null = not wanted
+  ConstTensor q;      // [total_q, Hq, D]   f32, bf16 or f16
+  MutableTensor out;  // [total_q, Hq, Dv]  f32, bf16 or f16
+  // [total_q, Hq] natural log; null = not wanted. A row that sees no key has an
+  // out of 0 and an lse of -inf, or of its sink where there is one.
+  float* lse = nullptr;
   // Per query head [Hq] f32, or null. ALiBi adds slope x (key position - query
   // position) to a score; a sink is one more logit, unscaled, without a value,
   // that counts in the LSE.
