@@ -54,6 +54,7 @@ struct Ragged {
 const Ragged kShapes[] = {
     {"decode_30000+5000+10", {30000, 5000, 10}, false},
     {"prefill_3000+500+1", {3000, 500, 1}, true},
+    {"prefill_300+50+1", {300, 50, 1}, true},  // quick enough for a test
 };
 
 // A rectangle for the baseline: all sequences, or one alone.
