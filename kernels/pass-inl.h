@@ -17,6 +17,12 @@
 // After rows-inl.h:
 #include "kernels/modify-inl.h"
 // After modify-inl.h:
+#include "kernels/workspace-inl.h"
+// After workspace-inl.h:
+#include "kernels/pass_tile-inl.h"
+// After pass_tile-inl.h:
+#include "kernels/fetch-inl.h"
+// After fetch-inl.h:
 #include "kernels/attend-inl.h"
 // After attend-inl.h:
 #include "kernels/write-inl.h"

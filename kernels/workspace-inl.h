@@ -1,0 +1,126 @@
+// What one threadgroup works with: its rows, its scratch, and where keys stand.
+//
+// Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+constexpr int kChunkGroups = 8;
+constexpr int kChunkRows = kChunkGroups * kMaxRows;
+
+// How `rows` are cut into register groups of 1 to kMaxRows, as even as can be.
+struct RowGroups {
+  int rows;
+  int count;
+  HWY_INLINE explicit RowGroups(int num_rows)
+      : rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {}
+  HWY_INLINE int begin(int g) const {
+    return static_cast<int>(int64_t{rows} * g / count);
+  }
+};
+
+// Where a row belongs and which keys it sees, worked out once a threadgroup:
+// divisions and masks stay out of the tile loop.
+struct RowPlace {
+  int64_t low;  // keys [low, high)
+  int64_t high;
+  int32_t token;
+  int32_t head;  // in the group
+};
+
+// The scratch of one threadgroup, carved once.
+template <class Ops>
+struct Workspace {
+  using Operand = typename Ops::Operand;
+  int acc_floats;    // Dv padded
+  int steps;         // of a dot product
+  Operand* q;        // [rows][steps]
+  float* running;    // [rows][acc_floats] merged over partitions
+  State* states;     // [rows]
+  float* acc;        // [kChunkRows][acc_floats]
+  float* lanes;      // [kChunkRows][kLanes]
+  RowState* rows;    // [kChunkRows]
+  RowPlace* places;  // [rows]
+  float* scores;     // [kMaxRows][kKeyTile]
+  Operand* p;        // [kMaxRows][kKeyTile / kPack]
+  float* floats;     // [head_size]
+
+  // Carves from `base`, or only counts where that is null; returns the bytes.
+  HWY_INLINE size_t Carve(std::byte* base, int num_rows, int head_size,
+                          int v_head_size) {
+    acc_floats = (v_head_size + kLanes - 1) / kLanes * kLanes;
+    steps = head_size / Ops::kPack;
+    size_t used = 0;
+    const auto take = [&](auto*& pointer, size_t count) HWY_ATTR {
+      using T = std::remove_reference_t<decltype(*pointer)>;
+      if (base != nullptr) pointer = reinterpret_cast<T*>(base + used);
+      used += (count * sizeof(T) + 63) / 64 * 64;
+    };
+    const auto n = static_cast<size_t>(num_rows);
+    const auto width = static_cast<size_t>(acc_floats);
+    // Packing stores whole vectors, which may overhang the last row.
+    take(q, n * static_cast<size_t>(steps) + 2 * kLanes);
+    take(acc, kChunkRows * width);
+    take(lanes, size_t{kChunkRows} * kLanes);
+    take(rows, kChunkRows);
+    take(scores, size_t{kMaxRows} * kKeyTile);
+    take(p, size_t{kMaxRows} * kKeyTile / Ops::kPack);
+    take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
+    take(states, n);
+    take(places, n);
+    take(running, n * width);
+    return used;
+  }
+};
+
+template <class Ops>
+size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
+  Workspace<Ops> ws;
+  return ws.Carve(nullptr, rows, head_size, v_head_size);
+}
+
+template <class Ops>
+HWY_INLINE void PlaceRows(const AttendArgs& args, const Workspace<Ops>& ws) {
+  RowPlace* place = ws.places;
+  for (int token = 0; token < args.num_tokens; ++token) {
+    const int64_t low = args.mask.low(token);
+    const int64_t high = args.mask.high(token);
+    for (int head = 0; head < args.group; ++head) {
+      *place++ = {low, high, token, head};
+    }
+  }
+}
+
+// Addresses of the 16-token groups of the tile at `begin` that hold keys of
+// [low, high); the others repeat a neighbour, so that their table entries are
+// never read and a fetch of them is harmless.
+template <class Ops>
+HWY_INLINE TilePages FindPages(const AttendArgs& args, const KvPages& kv,
+                               int64_t begin, int64_t low, int64_t high) {
+  constexpr int64_t kElem = sizeof(typename Ops::Cache);
+  const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
+  const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  const int64_t first = low / kGroupTokens * kGroupTokens;
+  const int64_t last = (high - 1) / kGroupTokens * kGroupTokens;
+  TilePages pages;
+  for (int g = 0; g < kGroups; ++g) {
+    const int64_t token =
+        HWY_MIN(HWY_MAX(begin + g * kGroupTokens, first), last);
+    const int64_t block = kv.block_table[token >> kv.block_size_log2];
+    const int64_t base = block * kv.block_bytes;
+    const int64_t within = token & mask;
+    pages.k[g] = kv.k + base + within * Ops::kPack * kElem;
+    pages.v[g] = kv.v + base + within * dv * kElem;
+  }
+  return pages;
+}
+
+template <class Ops>
+HWY_INLINE size_t KeyStride(const AttendArgs& args) {
+  return (size_t{Ops::kPack} * sizeof(typename Ops::Cache))
+         << args.kv.block_size_log2;
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane
