@@ -9,6 +9,7 @@ when a mutation survives, does not compile or no longer fits the sources.
     tools/mutation_check.py                 # all; about 20 s each
     tools/mutation_check.py --only sink     # whose name contains it
     tools/mutation_check.py --work DIR      # keeps the build for the next time
+    tools/mutation_check.py --check-texts   # only: does each fit the sources?
 
 SPDX-License-Identifier: Apache-2.0
 """
@@ -183,15 +184,39 @@ def attempt(tree, name, file, old, new):
         path.write_text(text)
 
 
+def misfits(chosen):
+    """Returns what does not fit the sources as they are; builds nothing."""
+    wrong = []
+    names = [m[0] for m in mutations.MUTATIONS]
+    for name, file, old, new in chosen:
+        path = ROOT / file
+        times = path.read_text().count(old) if path.is_file() else 0
+        if times != 1:
+            wrong.append(f"{name}: its text occurs {times} times in {file}")
+        if old == new:
+            wrong.append(f"{name}: changes nothing")
+        if names.count(name) != 1:
+            wrong.append(f"{name}: the name is taken twice")
+    return wrong
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="names that contain this")
     parser.add_argument("--work", type=pathlib.Path, help="kept if given")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--check-texts", action="store_true",
+                        help="only check that every text occurs once")
     options = parser.parse_args()
     chosen = [m for m in mutations.MUTATIONS if options.only in m[0]]
     if not chosen:
         sys.exit(f"no mutation's name contains '{options.only}'")
+    wrong = misfits(chosen)
+    if wrong:
+        sys.exit("\n".join(wrong))
+    if options.check_texts:
+        print(f"{len(chosen)} mutations fit the sources")
+        return 0
     with tempfile.TemporaryDirectory() as temporary:
         work = (options.work or pathlib.Path(temporary)).resolve()
         tree = Tree(work, options.jobs)

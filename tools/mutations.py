@@ -8,6 +8,8 @@ SPDX-License-Identifier: Apache-2.0
 
 ARGS = "kernels/args.h"
 ATTEND = "kernels/attend-inl.h"
+PASS_TILE = "kernels/pass_tile-inl.h"
+WORKSPACE = "kernels/workspace-inl.h"
 ROWS = "kernels/rows-inl.h"
 TILE = "kernels/tile-inl.h"
 VEC = "kernels/vec-inl.h"
@@ -20,11 +22,10 @@ RUN = "attention/run.cc"
 
 MUTATIONS = [
     # --- bounds and masks ---
-    ("row sees one key less", ATTEND,
-     "RowHigh(args, row) - tile_begin;",
-     "RowHigh(args, row) - 1 - tile_begin;"),
-    ("row starts one key late", ATTEND,
-     "RowLow(args, row) - tile_begin;", "RowLow(args, row) + 1 - tile_begin;"),
+    ("row sees one key less", PASS_TILE,
+     "place.high - tile_begin,", "place.high - 1 - tile_begin,"),
+    ("row starts one key late", PASS_TILE,
+     "place.low - tile_begin,", "place.low + 1 - tile_begin,"),
     ("row sees one key too many", ARGS,
      "first_position + token + 1 + right",
      "first_position + token + 2 + right"),
@@ -40,8 +41,8 @@ MUTATIONS = [
     ("left mask misses its first key", ROWS,
      "if (first > 0) {", "if (first > 1) {"),
     ("later rows decide where a chunk begins", ATTEND,
-     "RowLow(args, row_begin)", "RowLow(args, row_end - 1)"),
-    ("masked values multiplied by zero", ATTEND,
+     "ws.places[row_begin].low", "ws.places[row_end - 1].low"),
+    ("masked values multiplied by zero", PASS_TILE,
      "if (HWY_LIKELY(interior)) {", "if (HWY_LIKELY(interior || R > 1)) {"),
     ("right window taken for the left one", PLAN,
      "mask.window_left < 0 ? RowMask::kAll : mask.window_left",
@@ -50,25 +51,25 @@ MUTATIONS = [
      "DivCeil<int64_t>(mask.high(q_len - 1), layout.block_size)",
      "DivCeil<int64_t>(mask.high(0), layout.block_size)"),
     # --- blocks, tiles, rows ---
-    ("neighbouring token groups swapped", ATTEND,
+    ("neighbouring token groups swapped", WORKSPACE,
      "begin + g * kGroupTokens, first",
      "begin + (g ^ 1) * kGroupTokens, first"),
-    ("block of the next token group read", ATTEND,
+    ("block of the next token group read", WORKSPACE,
      "kv.block_table[token >> kv.block_size_log2]",
      "kv.block_table[HWY_MIN(token + kGroupTokens, last) >>\n"
      "                       kv.block_size_log2]"),
-    ("tail of ragged rows skipped", ATTEND,
+    ("tail of ragged rows skipped", PASS_TILE,
      "spans[r].end / kPack, false, spans[r].end % kPack != 0,",
      "common_end, false, spans[r].end % kPack != 0,"),
     ("half step keeps the odd partner", TILE,
      "kEven ? Ops::DropOdd(pair)", "kEven ? pair"),
-    ("half step at the left edge dropped", ATTEND,
+    ("half step at the left edge dropped", PASS_TILE,
      "spans[r].begin % kPack != 0,", "false,"),
     ("wrong KV head", RUN,
      "kv_.k(0, layer_, head)", "kv_.k(0, layer_, 0)"),
-    ("wrong query head of the group", ROWS,
-     "const int64_t head = row % args.group;",
-     "const int64_t head = (row + 1) % args.group;"),
+    ("wrong query head of the group", ATTEND,
+     "args, place.token, place.head, ws.floats,",
+     "args, place.token, (place.head + 1) % args.group, ws.floats,"),
     ("sign of a negative scale ignored", ROWS,
      "args.negate_q ? -1.0f : 1.0f", "args.negate_q ? 1.0f : 1.0f"),
     ("cache write one token off", WRITE,
@@ -78,8 +79,7 @@ MUTATIONS = [
      "mid <= block", "mid < block"),
     # --- softmax ---
     ("rescale inverted", ROWS,
-     "hn::Sub(Broadcast(state.max), Broadcast(new_max))",
-     "hn::Sub(Broadcast(new_max), Broadcast(state.max))"),
+     "Broadcast(state.max - new_max)", "Broadcast(new_max - state.max)"),
     ("rescale not applied to the sum", ROWS,
      "hn::Mul(LoadF(lanes + i), alpha)", "LoadF(lanes + i)"),
     ("rescale not applied to the values", ROWS,
@@ -92,7 +92,8 @@ MUTATIONS = [
      "for (int g = 0; g < kGroups; ++g) {\n      sum",
      "for (int g = 0; g < kGroups - 1; ++g) {\n      sum"),
     ("a lane missing from the sum", VEC,
-     "half > 0; half /= 2", "half > 1; half /= 2"),
+     "(four[0] + four[2]) + (four[1] + four[3])",
+     "(four[0] + four[2]) + four[1]"),
     ("NaN hidden by the exponential's floor", VEC,
      "hn::Max(floor, x)", "hn::Max(x, floor)"),
     ("LSE in log2 units", ROWS,
@@ -104,12 +105,12 @@ MUTATIONS = [
     # --- modifiers and sinks ---
     ("softcap skipped", MODIFY,
      "if (args.softcap != 0) {", "if (args.softcap < 0) {"),
-    ("scale applied twice", ATTEND,
+    ("scale applied twice", PASS_TILE,
      "modified ? 1.0f : args.scale_log2", "args.scale_log2"),
     ("ALiBi sign", MODIFY,
      "args.alibi_slopes[head] * kLog2E", "args.alibi_slopes[head] * -kLog2E"),
-    ("ALiBi slope of another head", ATTEND,
-     "ModifyScores(args, (row + r) % args.group,", "ModifyScores(args, 0,"),
+    ("ALiBi slope of another head", PASS_TILE,
+     "ModifyScores(args, place[r].head,", "ModifyScores(args, 0,"),
     ("ALiBi restarts every vector", MODIFY,
      "distance + static_cast<float>(i)", "distance"),
     ("sink doubled", ROWS,
