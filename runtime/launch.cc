@@ -8,6 +8,7 @@
 #include <new>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -131,7 +132,16 @@ LaunchEngine::LaunchEngine(const Placement& placement, Arenas& arenas, bool pin)
       static_cast<int>(pus.size()) < placement.num_workers() ? 0 : kSpinLimit;
 }
 
-LaunchEngine::~LaunchEngine() = default;
+// Helper tasks that have not begun yet hold the board: let them come and go, so
+// that a process may end right after its Runtime without leaving them behind. A
+// scheduler that never runs them (a forked child's) must not keep us for ever.
+LaunchEngine::~LaunchEngine() {
+  constexpr auto kPatience = std::chrono::seconds(1);
+  const auto give_up = std::chrono::steady_clock::now() + kPatience;
+  while (!board_->Idle() && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
 
 Status LaunchEngine::Validate(const Grid& grid,
                               const LaunchOptions& options) const {

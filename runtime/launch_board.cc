@@ -72,6 +72,12 @@ void LaunchBoard::TaskStarted(int node) noexcept {
   --num_tasks_[static_cast<size_t>(node)];
 }
 
+bool LaunchBoard::Idle() noexcept {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(num_tasks_.begin(), num_tasks_.end(),
+                     [](int tasks) { return tasks == 0; });
+}
+
 LaunchState* LaunchBoard::Join(LaunchEngine** engine) noexcept {
   const std::lock_guard lock(mutex_);
   LaunchState* const state = oldest_;

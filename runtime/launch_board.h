@@ -40,6 +40,8 @@ class LaunchBoard {
 
   // A helper task has begun, or could not be enqueued.
   void TaskStarted(int node) noexcept;
+  // No helper task is under way.
+  bool Idle() noexcept;
   // The oldest launch that wants help, entered; null when there is none.
   LaunchState* Join(LaunchEngine** engine) noexcept;
 
