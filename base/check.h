@@ -8,7 +8,7 @@
 //   VARLANE_DCHECK_SLOW(cond)         O(n) walkers; check level 2 only
 //
 // VARLANE_CHECK_LEVEL is 0 (release), 1 (debug) or 2 (debug with walkers).
-// The trailing arguments of the first two are concatenated by StrCat, and only
+// The trailing arguments of the first two are concatenated by MessageCat, only
 // when the check fails. After mimalloc's assert tiers and libjxl's JXL_ENSURE.
 // SPDX-License-Identifier: Apache-2.0
 
@@ -22,11 +22,11 @@
 #define VARLANE_CHECK_LEVEL 0
 #endif
 
-#define VARLANE_REQUIRE(cond, code, ...)                                \
-  do {                                                                  \
-    if (!(cond)) [[unlikely]] {                                         \
-      return ::varlane::Status((code), ::varlane::StrCat(__VA_ARGS__)); \
-    }                                                                   \
+#define VARLANE_REQUIRE(cond, code, ...)                                    \
+  do {                                                                      \
+    if (!(cond)) [[unlikely]] {                                             \
+      return ::varlane::Status((code), ::varlane::MessageCat(__VA_ARGS__)); \
+    }                                                                       \
   } while (false)
 
 #define VARLANE_REQUIRE_ARG(cond, ...) \
@@ -61,13 +61,13 @@
   } while (false)
 #endif
 
-#define VARLANE_ENSURE(cond, ...)                                \
-  do {                                                           \
-    if (!(cond)) [[unlikely]] {                                  \
-      VARLANE_DCHECK(false && "VARLANE_ENSURE");                 \
-      return ::varlane::Status(::varlane::StatusCode::kInternal, \
-                               ::varlane::StrCat(__VA_ARGS__));  \
-    }                                                            \
+#define VARLANE_ENSURE(cond, ...)                                   \
+  do {                                                              \
+    if (!(cond)) [[unlikely]] {                                     \
+      VARLANE_DCHECK(false && "VARLANE_ENSURE");                    \
+      return ::varlane::Status(::varlane::StatusCode::kInternal,    \
+                               ::varlane::MessageCat(__VA_ARGS__)); \
+    }                                                               \
   } while (false)
 
 #endif  // VARLANE_BASE_CHECK_H_

@@ -277,6 +277,7 @@ MemoryCgroups FindMemoryCgroups(const std::string& root) {
       ReadProcFile(root + "/proc/self/mountinfo");
   if (!own.ok() || !mountinfo.ok()) {
     const Status& status = own.ok() ? mountinfo.status() : own.status();
+    if (status.code() == StatusCode::kResourceExhausted) out.exhausted = status;
     out.warnings.push_back(
         StrCat(status.message(), "; cgroup limits are unknown"));
     return out;

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "varlane/status.h"
+
 namespace varlane {
 
 // One cgroup of the hierarchy that a process is in.
@@ -26,6 +28,7 @@ struct MemoryCgroups {
   // v1 first. A v2 level may well have no memory controller.
   std::vector<MemoryCgroup> levels;
   std::vector<std::string> warnings;
+  Status exhausted;  // not ok: no descriptor or memory was left to look
 };
 
 // Finds them under `root` ("" = this machine).

@@ -25,12 +25,12 @@ namespace {
 
 Status NotFound(SeqId seq) {
   return {StatusCode::kNotFound,
-          StrCat("seq = ", seq, ", but the pool has no such sequence")};
+          MessageCat("seq = ", seq, ", but the pool has no such sequence")};
 }
 
 Status OutOfMemory(const char* what) {
   return {StatusCode::kResourceExhausted,
-          StrCat("no memory for ", what, " (not KV: the process's heap)")};
+          MessageCat("no memory for ", what, " (not KV: the process's heap)")};
 }
 
 Status Validate(const KvPoolOptions& options, const Runtime* runtime) {

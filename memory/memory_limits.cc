@@ -11,6 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/check.h"
+#include "base/os_calls.h"
 #include "base/strings.h"
 #include "memory/cgroup.h"
 #include "memory/proc_file.h"
@@ -30,12 +32,14 @@ class Detector {
   Result<MemoryLimits> Run() {
     if (Status status = AddHost(); !status.ok()) return status;
     MemoryCgroups cgroups = FindMemoryCgroups(root_);
+    VARLANE_RETURN_IF_ERROR(cgroups.exhausted);
     for (std::string& warning : cgroups.warnings) Warn(std::move(warning));
     AddV1(cgroups);
     for (const MemoryCgroup& cgroup : cgroups.levels) {
       if (cgroup.version == 2) AddV2(cgroup);
     }
     if (root_.empty()) AddRlimits();
+    VARLANE_RETURN_IF_ERROR(exhausted_);
     Conclude();
     return std::move(out_);
   }
@@ -51,10 +55,21 @@ class Detector {
         {std::move(name), limit, used, std::max<int64_t>(limit - used, 0)});
   }
 
+  // A limit that could not be read for want of a file descriptor is not a limit
+  // that is not there: the whole answer fails then.
+  Result<std::string> Read(const std::string& path) {
+    Result<std::string> text = ReadProcFile(path);
+    if (text.status().code() == StatusCode::kResourceExhausted) {
+      exhausted_ = text.status();
+    }
+    return text;
+  }
+
   Status AddHost() {
     const std::string path = root_ + "/proc/meminfo";
-    const Result<std::string> text = ReadProcFile(path);
+    const Result<std::string> text = Read(path);
     if (!text.ok()) {
+      VARLANE_RETURN_IF_ERROR(exhausted_);
       return {StatusCode::kUnavailable,
               StrCat("host RAM is unknown: ", text.status().message())};
     }
@@ -77,7 +92,7 @@ class Detector {
   std::optional<int64_t> ReadCount(const std::string& path,
                                    std::string_view consequence,
                                    bool required = false) {
-    const Result<std::string> text = ReadProcFile(path);
+    const Result<std::string> text = Read(path);
     if (text.ok()) {
       if (text->substr(0, 3) == "max") return kUnlimited;
       const std::optional<int64_t> count = ParseCount(*text);
@@ -94,8 +109,7 @@ class Detector {
   // cache to it too; that part comes back when somebody needs the memory.
   int64_t NonReclaimable(const MemoryCgroup& cgroup, const char* usage_file,
                          std::initializer_list<std::string_view> reclaimable) {
-    const Result<std::string> usage =
-        ReadProcFile(cgroup.directory + usage_file);
+    const Result<std::string> usage = Read(cgroup.directory + usage_file);
     const std::optional<int64_t> current =
         usage.ok() ? ParseCount(*usage) : std::nullopt;
     if (!current) {
@@ -103,8 +117,7 @@ class Detector {
                   ": cannot be read; its use counts as 0"));
       return 0;
     }
-    const Result<std::string> stat =
-        ReadProcFile(cgroup.directory + "/memory.stat");
+    const Result<std::string> stat = Read(cgroup.directory + "/memory.stat");
     if (!stat.ok()) {
       Warn(StrCat(stat.status().message(), "; its page cache counts as used"));
       return *current;
@@ -159,8 +172,7 @@ class Detector {
   // v1 tells the true bound even where a namespace hides the ancestor that
   // sets it. What that ancestor has in use is hidden too: at least our own.
   void AddHiddenV1(const MemoryCgroup& own, int64_t smallest_visible) {
-    const Result<std::string> stat =
-        ReadProcFile(own.directory + "/memory.stat");
+    const Result<std::string> stat = Read(own.directory + "/memory.stat");
     if (!stat.ok()) return;
     const std::optional<int64_t> limit =
         FindCount(*stat, "hierarchical_memory_limit");
@@ -171,14 +183,14 @@ class Detector {
   }
 
   void AddRlimits() {
-    const Result<std::string> status = ReadProcFile("/proc/self/status");
+    const Result<std::string> status = Read("/proc/self/status");
     if (!status.ok()) {
       Warn(StrCat(status.status().message(),
                   "; the use under RLIMIT_AS and RLIMIT_DATA counts as 0"));
     }
     const auto add = [&](const char* name, auto resource, const char* field) {
       struct rlimit limit;
-      if (getrlimit(resource, &limit) != 0) return;
+      if (os::Getrlimit(resource, &limit) != 0) return;
       if (limit.rlim_cur >= static_cast<rlim_t>(kUnlimited)) return;
       const int64_t used =
           status.ok() ? FindKilobytes(*status, field).value_or(0) : 0;
@@ -205,6 +217,7 @@ class Detector {
 
   const std::string& root_;
   MemoryLimits out_;
+  Status exhausted_;
 };
 
 }  // namespace

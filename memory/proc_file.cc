@@ -3,7 +3,6 @@
 #include "memory/proc_file.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -12,33 +11,48 @@
 #include <system_error>
 
 #include "base/math.h"
+#include "base/os_calls.h"
 #include "base/strings.h"
 
 namespace varlane {
 namespace {
 
+class ClosesAtEnd {
+ public:
+  explicit ClosesAtEnd(int fd) : fd_(fd) {}
+  ~ClosesAtEnd() { (void)os::Close(fd_); }
+  ClosesAtEnd(const ClosesAtEnd&) = delete;
+  ClosesAtEnd& operator=(const ClosesAtEnd&) = delete;
+
+ private:
+  const int fd_;
+};
+
 Status FileError(const std::string& path, int error) {
   StatusCode code = StatusCode::kUnavailable;
   if (error == ENOENT || error == ENOTDIR) code = StatusCode::kNotFound;
   if (error == EACCES || error == EPERM) code = StatusCode::kPermissionDenied;
+  if (error == ENOMEM || error == EMFILE || error == ENFILE) {
+    code = StatusCode::kResourceExhausted;
+  }
   return {code, StrCat(path, ": ", std::generic_category().message(error))};
 }
 
 }  // namespace
 
 Result<std::string> ReadProcFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = os::Open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return FileError(path, errno);
+  const ClosesAtEnd closes(fd);
   std::string text;
   std::array<char, 4096> buffer;
   ssize_t got = 0;
   int error = 0;
   do {
-    got = read(fd, buffer.data(), buffer.size());
+    got = os::Read(fd, buffer.data(), buffer.size());
     if (got > 0) text.append(buffer.data(), static_cast<size_t>(got));
     error = got < 0 ? errno : 0;
   } while (got > 0 || error == EINTR);
-  close(fd);
   if (error != 0) return FileError(path, error);
   return text;
 }

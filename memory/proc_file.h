@@ -19,8 +19,10 @@ namespace varlane {
 
 // The whole file. Sizes are not trusted: files of /proc say 0.
 //
-// Errors: kNotFound, kPermissionDenied, kUnavailable; the message is the path
-//         and the system's reason.
+// Errors: kNotFound; kPermissionDenied; kResourceExhausted, where the process
+//         or the system is short of file descriptors or memory and trying again
+//         may help; kUnavailable. The message is the path and the system's
+//         reason. Throws std::bad_alloc.
 Result<std::string> ReadProcFile(const std::string& path);
 
 // The first whitespace-separated word of `text` as a non-negative integer;

@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/math.h"
+#include "base/os_calls.h"
 #include "base/strings.h"
 
 // Kernel numbers that older C libraries do not name.
@@ -65,8 +66,8 @@ bool IsWholeHugePages(const std::byte* data, int64_t bytes) {
 
 // Lays a fresh PROT_NONE mapping over the range.
 bool MapReserved(std::byte* data, int64_t bytes) {
-  return mmap(data, static_cast<size_t>(bytes), PROT_NONE,
-              kReservedFlags | MAP_FIXED, -1, 0) != MAP_FAILED;
+  return os::Mmap(data, static_cast<size_t>(bytes), PROT_NONE,
+                  kReservedFlags | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
 // True when hugetlb pages now back the range. The kernel takes them out of the
@@ -74,9 +75,9 @@ bool MapReserved(std::byte* data, int64_t bytes) {
 // it was; it is laid again all the same, since that order is no promise.
 bool MapHugeTlb(std::byte* data, int64_t bytes) {
   if (!IsWholeHugePages(data, bytes)) return false;
-  if (mmap(data, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | kHugeTlb2MiB, -1,
-           0) != MAP_FAILED) {
+  if (os::Mmap(data, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | kHugeTlb2MiB, -1,
+               0) != MAP_FAILED) {
     return true;
   }
   (void)MapReserved(data, bytes);  // mprotect reports it if this failed
@@ -88,12 +89,12 @@ bool MapHugeTlb(std::byte* data, int64_t bytes) {
 bool KernelPopulates() {
   static const bool populates = [] {
     const auto size = static_cast<size_t>(BasePageBytes());
-    void* const page = mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const page = os::Mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return true;  // the real call will say why
     const bool ok =
-        madvise(page, size, MADV_POPULATE_WRITE) == 0 || errno != EINVAL;
-    munmap(page, size);
+        os::Madvise(page, size, MADV_POPULATE_WRITE) == 0 || errno != EINVAL;
+    os::Munmap(page, size);
     return ok;
   }();
   return populates;
@@ -156,8 +157,8 @@ Result<std::byte*> ReserveAddressSpace(int64_t bytes, int64_t alignment) {
   bytes = RoundUp(bytes, page);
   // mmap aligns to base pages only: take enough and cut off both ends.
   const int64_t total = bytes + alignment - page;
-  void* const map = mmap(nullptr, static_cast<size_t>(total), PROT_NONE,
-                         kReservedFlags, -1, 0);
+  void* const map = os::Mmap(nullptr, static_cast<size_t>(total), PROT_NONE,
+                             kReservedFlags, -1, 0);
   if (map == MAP_FAILED) {
     return SystemError("reserving address space of", total, errno,
                        "; see ulimit -v (RLIMIT_AS) and vm.max_map_count");
@@ -168,8 +169,15 @@ Result<std::byte*> ReserveAddressSpace(int64_t bytes, int64_t alignment) {
                            static_cast<uintptr_t>(alignment - 1));
   const int64_t head = misalignment == 0 ? 0 : alignment - misalignment;
   const int64_t tail = total - head - bytes;
-  if (head > 0) munmap(base, static_cast<size_t>(head));
-  if (tail > 0) munmap(base + head + bytes, static_cast<size_t>(tail));
+  const auto cut = [](std::byte* data, int64_t size) {
+    return size == 0 || os::Munmap(data, static_cast<size_t>(size)) == 0;
+  };
+  if (!cut(base, head) || !cut(base + head + bytes, tail)) {
+    const int error = errno;  // no map entry left for the pieces
+    ReleaseAddressSpace(base, total);
+    return SystemError("aligning address space of", total, error,
+                       "; see vm.max_map_count");
+  }
   return base + head;
 }
 
@@ -180,18 +188,18 @@ Result<HugePages> CommitMemory(std::byte* data, int64_t bytes, HugePages want) {
     want = HugePages::kTransparent;
   }
   const auto size = static_cast<size_t>(bytes);
-  if (mprotect(data, size, PROT_READ | PROT_WRITE) != 0) {
+  if (os::Mprotect(data, size, PROT_READ | PROT_WRITE) != 0) {
     return SystemError("committing", bytes, errno,
                        "; see vm.overcommit_memory, ulimit -d (RLIMIT_DATA) "
                        "and vm.max_map_count");
   }
   if (want == HugePages::kTransparent) {
     // A kernel without THP answers EINVAL: base pages then, and we say so.
-    return madvise(data, size, MADV_HUGEPAGE) == 0 ? HugePages::kTransparent
-                                                   : HugePages::kOff;
+    return os::Madvise(data, size, MADV_HUGEPAGE) == 0 ? HugePages::kTransparent
+                                                       : HugePages::kOff;
   }
   // The system's default may be "always"; off means off. EINVAL without THP.
-  (void)madvise(data, size, MADV_NOHUGEPAGE);
+  (void)os::Madvise(data, size, MADV_NOHUGEPAGE);
   return HugePages::kOff;
 }
 
@@ -201,7 +209,8 @@ Status PopulateMemory(std::byte* data, int64_t bytes) {
     TouchPages(data, bytes);
     return {};
   }
-  while (madvise(data, static_cast<size_t>(bytes), MADV_POPULATE_WRITE) != 0) {
+  while (os::Madvise(data, static_cast<size_t>(bytes), MADV_POPULATE_WRITE) !=
+         0) {
     const int error = errno;
     if (error == EINTR || error == EAGAIN) continue;
     VARLANE_REQUIRE(error != EINVAL, StatusCode::kFailedPrecondition,
@@ -227,7 +236,13 @@ Status DecommitMemory(std::byte* data, int64_t bytes) {
 
 void ReleaseAddressSpace(std::byte* data, int64_t bytes) noexcept {
   if (data == nullptr || bytes <= 0) return;
-  munmap(data, static_cast<size_t>(RoundUp(bytes, BasePageBytes())));
+  const auto size = static_cast<size_t>(RoundUp(bytes, BasePageBytes()));
+  if (os::Munmap(data, size) == 0) return;
+  // For want of a map entry, where the kernel had merged the reservation with a
+  // neighbour's. The pages go back in any case; others may have freed an entry
+  // since, and if not it is address space alone that is lost.
+  (void)os::Madvise(data, size, MADV_DONTNEED);
+  (void)os::Munmap(data, size);
 }
 
 Result<int64_t> HugePageBytes(const std::byte* data, int64_t bytes) {

@@ -41,7 +41,8 @@ struct VARLANE_EXPORT MemoryLimits {
 
   // Reads /proc and /sys under `root` ("" = the real ones; tests pass
   // fixtures, with rlimits then ignored).
-  // Errors: kUnavailable when not even host RAM can be read.
+  // Errors: kUnavailable when not even host RAM can be read;
+  //         kResourceExhausted when no file descriptor is left to look with.
   static Result<MemoryLimits> Detect(const std::string& root = "");
 };
 
