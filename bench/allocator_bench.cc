@@ -18,26 +18,30 @@ namespace {
 
 // Shuffled means blocks come in a random order, as they do in a pool that has
 // run for a while.
-BlockAllocator MakeAllocator(int64_t num_blocks, bool shuffle) {
-  BlockAllocator allocator =
-      shuffle ? BlockAllocator(num_blocks, 1) : BlockAllocator(num_blocks);
-  (void)allocator.Grow(num_blocks);
+std::unique_ptr<BlockAllocator> MakeAllocator(int64_t num_blocks,
+                                              bool shuffle) {
+  auto allocator = std::make_unique<BlockAllocator>(
+      BlockAllocator::Options{.num_nodes = 1,
+                              .blocks_per_node = num_blocks,
+                              .shuffle = shuffle,
+                              .seed = 1});
+  (void)allocator->Grow(0, num_blocks);
   return allocator;
 }
 
 // Takes every block, then gives all back in the order taken.
 void BM_AllocateAndFreeAllBlocks(benchmark::State& state) {
   const int64_t num_blocks = state.range(0);
-  BlockAllocator allocator = MakeAllocator(num_blocks, state.range(1) != 0);
+  const auto allocator = MakeAllocator(num_blocks, state.range(1) != 0);
   std::vector<BlockId> blocks(static_cast<size_t>(num_blocks));
   for (auto _ : state) {
-    for (BlockId& block : blocks) block = allocator.Allocate();
+    for (BlockId& block : blocks) block = allocator->Allocate();
     for (const BlockId block : blocks) {
-      benchmark::DoNotOptimize(allocator.Release(block));
+      benchmark::DoNotOptimize(allocator->Release(block));
     }
   }
-  if (!allocator.CheckInvariants().ok() ||
-      allocator.free_blocks() != num_blocks) {
+  if (!allocator->CheckInvariants().ok() ||
+      allocator->free_blocks() != num_blocks) {
     state.SkipWithError("the allocator is not whole again");
   }
   state.SetItemsProcessed(state.iterations() * num_blocks);
@@ -50,10 +54,10 @@ BENCHMARK(BM_AllocateAndFreeAllBlocks)
 // pool under pressure.
 void BM_AllocateAndFreeTheLastBlock(benchmark::State& state) {
   const int64_t num_blocks = state.range(0);
-  BlockAllocator allocator = MakeAllocator(num_blocks, false);
-  for (int64_t i = 1; i < num_blocks; ++i) (void)allocator.Allocate();
+  const auto allocator = MakeAllocator(num_blocks, false);
+  for (int64_t i = 1; i < num_blocks; ++i) (void)allocator->Allocate();
   for (auto _ : state) {
-    benchmark::DoNotOptimize(allocator.Release(allocator.Allocate()));
+    benchmark::DoNotOptimize(allocator->Release(allocator->Allocate()));
   }
   state.SetItemsProcessed(state.iterations());
 }

@@ -2,33 +2,73 @@
 
 #include "memory/block_allocator.h"
 
+#include <algorithm>
+#include <bit>
 #include <limits>
 #include <utility>
 
 #include "base/check.h"
 
 namespace varlane {
+namespace {
 
-BlockAllocator::BlockAllocator(int64_t max_blocks)
-    : BlockAllocator(max_blocks, false, 0) {}
+constexpr uint64_t kOneCached = uint64_t{1} << 32;  // beside kOneFree = 1
 
-BlockAllocator::BlockAllocator(int64_t max_blocks, uint64_t seed)
-    : BlockAllocator(max_blocks, true, seed) {}
+// A thread that met another one at the lowest blocks takes its next few from
+// elsewhere: eight words on, another cache line of the free set.
+constexpr int kSpreadCalls = 64;
+constexpr int64_t kSpreadBlocks = 512;
 
-// Everything is reserved here so that Grow cannot fail half way.
-BlockAllocator::BlockAllocator(int64_t max_blocks, bool shuffle, uint64_t seed)
-    : max_blocks_(max_blocks),
-      shuffle_(shuffle),
-      random_state_(seed),
-      free_(max_blocks) {
-  VARLANE_DCHECK(max_blocks >= 0 &&
-                 max_blocks <= std::numeric_limits<BlockId>::max());
-  const auto size = static_cast<size_t>(max_blocks);
-  counts_.reserve(size);
-  if (shuffle_) {
-    block_at_.reserve(size);
-    position_of_.reserve(size);
+}  // namespace
+
+// One NUMA node's blocks. A position is a block's place in the order of handing
+// out, counted from the node's first block; without a shuffle it is the id.
+struct alignas(64) BlockAllocator::Node {
+  explicit Node(const Options& options) : free(options.blocks_per_node) {
+    if (!options.shuffle) return;
+    const auto size = static_cast<size_t>(options.blocks_per_node);
+    block_at.reserve(size);
+    position_of.reserve(size);
   }
+
+  FreeSet free;  // of positions
+  // Permutation of all positions that there ever were, and its inverse; empty
+  // unless shuffled. Written only by who has the allocator alone.
+  std::vector<BlockId> block_at;
+  std::vector<BlockId> position_of;
+
+  // Written by every thread. Free blocks in the low half, fewer than the set
+  // has while some are being taken; cached ones in the high half.
+  alignas(64) std::atomic<uint64_t> counts{0};
+  alignas(64) std::atomic<int64_t> capacity{0};
+};
+
+BlockAllocator::BlockAllocator(const Options& options)
+    : options_(options),
+      random_state_(options.seed),
+      words_(static_cast<size_t>(options.num_nodes * options.blocks_per_node)) {
+  VARLANE_DCHECK(options.num_nodes >= 1 && max_blocks() >= 0 &&
+                 max_blocks() <= std::numeric_limits<BlockId>::max());
+  for (int node = 0; node < options.num_nodes; ++node) {
+    nodes_.push_back(std::make_unique<Node>(options));
+  }
+}
+
+BlockAllocator::~BlockAllocator() = default;
+
+int64_t BlockAllocator::PositionOf(BlockId block) const noexcept {
+  const int64_t local = block % options_.blocks_per_node;
+  if (!options_.shuffle) return local;
+  const Node& node = *nodes_[static_cast<size_t>(NodeOf(block))];
+  return node.position_of[static_cast<size_t>(local)];
+}
+
+BlockId BlockAllocator::BlockAt(int node, int64_t position) const noexcept {
+  const int64_t local = options_.shuffle
+                            ? nodes_[static_cast<size_t>(node)]
+                                  ->block_at[static_cast<size_t>(position)]
+                            : position;
+  return static_cast<BlockId>(FirstBlockOf(node) + local);
 }
 
 // splitmix64 (Steele, Lea, Flood 2014), reduced by multiplication: the standard
@@ -42,100 +82,330 @@ uint64_t BlockAllocator::NextRandom(uint64_t bound) noexcept {
   return (z >> 32) * bound >> 32;  // bound < 2^32
 }
 
-bool BlockAllocator::Grow(int64_t num_blocks) noexcept {
-  if (num_blocks < 0 || num_blocks > max_blocks_ - capacity()) return false;
-  const int64_t begin = capacity();
-  const int64_t end = begin + num_blocks;
-  counts_.resize(static_cast<size_t>(end), 0);
-  for (int64_t position = begin; position < end; ++position) {
-    free_.Insert(position);
-  }
-  if (!shuffle_) return true;
-  // Fisher-Yates over the new blocks alone; the old ones keep their places.
+// Fisher-Yates over the blocks that never were before; the others keep their
+// places. The vectors have their memory since construction.
+void BlockAllocator::ShuffleNewBlocks(Node* node, int64_t begin,
+                                      int64_t end) noexcept {
+  begin = std::max(begin, static_cast<int64_t>(node->block_at.size()));
   for (int64_t i = begin; i < end; ++i) {
-    block_at_.push_back(static_cast<BlockId>(i));
+    node->block_at.push_back(static_cast<BlockId>(i));
     const auto chosen =
         begin +
         static_cast<int64_t>(NextRandom(static_cast<uint64_t>(i - begin + 1)));
-    std::swap(block_at_[static_cast<size_t>(i)],
-              block_at_[static_cast<size_t>(chosen)]);
+    std::swap(node->block_at[static_cast<size_t>(i)],
+              node->block_at[static_cast<size_t>(chosen)]);
   }
-  position_of_.resize(static_cast<size_t>(end));
+  if (begin >= end) return;
+  node->position_of.resize(static_cast<size_t>(end));
   for (int64_t i = begin; i < end; ++i) {
-    const BlockId block = block_at_[static_cast<size_t>(i)];
-    position_of_[static_cast<size_t>(block)] = static_cast<BlockId>(i);
+    const BlockId block = node->block_at[static_cast<size_t>(i)];
+    node->position_of[static_cast<size_t>(block)] = static_cast<BlockId>(i);
   }
+}
+
+// --- alone -------------------------------------------------------------------
+
+bool BlockAllocator::Grow(int node, int64_t num_blocks) noexcept {
+  Node& grown = *nodes_[static_cast<size_t>(node)];
+  const int64_t begin = capacity(node);
+  if (num_blocks < 0 || num_blocks > blocks_per_node() - begin) return false;
+  const int64_t end = begin + num_blocks;
+  grown.capacity.store(end, std::memory_order_release);
+  if (options_.shuffle) {
+    ShuffleNewBlocks(&grown, begin, end);
+    for (int64_t i = begin; i < end; ++i) {
+      grown.free.Insert(grown.position_of[static_cast<size_t>(i)]);
+    }
+  } else {
+    grown.free.InsertRange(begin, end);
+  }
+  grown.counts.fetch_add(static_cast<uint64_t>(num_blocks));
+  return true;
+}
+
+bool BlockAllocator::Shrink(int node, int64_t num_blocks) noexcept {
+  Node& shrunk = *nodes_[static_cast<size_t>(node)];
+  const int64_t end = capacity(node);
+  if (num_blocks < 0 || num_blocks > end) return false;
+  const BlockId first = FirstBlockOf(node);
+  for (int64_t i = end - num_blocks; i < end; ++i) {
+    const auto block = static_cast<BlockId>(first + i);
+    if (!shrunk.free.Contains(PositionOf(block))) return false;
+  }
+  for (int64_t i = end - num_blocks; i < end; ++i) {
+    (void)shrunk.free.Erase(PositionOf(static_cast<BlockId>(first + i)));
+  }
+  shrunk.counts.fetch_sub(static_cast<uint64_t>(num_blocks));
+  shrunk.capacity.store(end - num_blocks, std::memory_order_release);
+  return true;
+}
+
+bool BlockAllocator::Move(BlockId from, BlockId to) noexcept {
+  if (state(from) == BlockState::kFree || !IsBlock(to)) return false;
+  Node& source = *nodes_[static_cast<size_t>(NodeOf(from))];
+  Node& target = *nodes_[static_cast<size_t>(NodeOf(to))];
+  if (!target.free.Erase(PositionOf(to))) return false;
+  const uint64_t cached = state(from) == BlockState::kCached ? kOneCached : 0;
+  Word(to).store(Word(from).load());
+  Word(from).store(0);
+  source.free.Insert(PositionOf(from));
+  target.counts.fetch_add(cached - 1);
+  source.counts.fetch_sub(cached - 1);
+  return true;
+}
+
+// --- any thread --------------------------------------------------------------
+
+// Writes the blocks that stand at a word's taken positions; returns how many.
+int64_t BlockAllocator::HandOut(int node, const FreeSet::Members& members,
+                                BlockId* out) const noexcept {
+  int64_t count = 0;
+  for (uint64_t bits = members.bits; bits != 0; bits &= bits - 1) {
+    const BlockId block =
+        BlockAt(node, members.word * 64 + std::countr_zero(bits));
+    VARLANE_DCHECK(Word(block).load() == 0);
+    Word(block).store(1, std::memory_order_release);
+    out[count++] = block;
+  }
+  return count;
+}
+
+// As many of the node's free blocks as there are, up to `out`'s size. The count
+// is lowered first: so there are always as many members as are owed, and each
+// caller finds its own.
+int64_t BlockAllocator::TakeFromNode(int node,
+                                     std::span<BlockId> out) noexcept {
+  Node& source = *nodes_[static_cast<size_t>(node)];
+  const auto wanted = static_cast<int64_t>(out.size());
+  // With one node it is all or nothing, so that a refusal takes nothing away
+  // from others even for a moment.
+  const int64_t least = num_nodes() == 1 ? wanted : 1;
+  uint64_t counts = source.counts.load();
+  int64_t owed = 0;
+  do {
+    const auto free = static_cast<int64_t>(counts % kOneCached);
+    owed = std::min(wanted, free);
+    if (owed < least) return 0;
+  } while (!source.counts.compare_exchange_weak(
+      counts, counts - static_cast<uint64_t>(owed)));
+
+  const size_t slot = ThreadSlot() % kThreadSlots;
+  std::atomic<int>& calls_left = spread_[slot].calls_left;
+  const int left = calls_left.load(std::memory_order_relaxed);
+  if (left > 0) calls_left.store(left - 1, std::memory_order_relaxed);
+  int64_t taken = 0;
+  while (taken < owed) {
+    FreeSet::Members members;
+    if (left > 0) {
+      const int64_t first = std::max<int64_t>(0, source.free.Min());
+      members = source.free.Take(
+          first + static_cast<int64_t>(slot) * kSpreadBlocks, owed - taken);
+    }
+    if (members.bits == 0) members = source.free.Take(0, owed - taken);
+    if (members.contended) {
+      calls_left.store(kSpreadCalls, std::memory_order_relaxed);
+    }
+    if (members.bits == 0) members = source.free.TakeSlow(owed - taken);
+    taken += HandOut(node, members, &out[static_cast<size_t>(taken)]);
+  }
+  return taken;
+}
+
+bool BlockAllocator::Allocate(std::span<BlockId> out, int home,
+                              int64_t* spilled) noexcept {
+  if (spilled != nullptr) *spilled = 0;
+  if (out.empty()) return true;
+  int64_t taken = TakeFromNode(home, out);
+  const int64_t at_home = taken;
+  for (int i = 1; i < num_nodes() && taken < std::ssize(out); ++i) {
+    taken += TakeFromNode((home + i) % num_nodes(),
+                          out.subspan(static_cast<size_t>(taken)));
+  }
+  if (taken < std::ssize(out)) {
+    out = out.first(static_cast<size_t>(taken));
+    for (const BlockId block : out) Word(block).store(0);
+    Free(out);
+    return false;
+  }
+  references_.Add(taken);
+  if (spilled != nullptr) *spilled = taken - at_home;
   return true;
 }
 
 BlockId BlockAllocator::Allocate() noexcept {
-  const int64_t position = free_.Min();
-  if (position < 0) return kNoBlock;
-  free_.Erase(position);
-  const BlockId block = BlockAt(position);
-  int32_t& count = counts_[static_cast<size_t>(block)];
-  VARLANE_DCHECK(count == 0);
-  count = 1;
-  ++referenced_;
-  ++references_;
-  return block;
+  BlockId block = kNoBlock;
+  return Allocate({&block, 1}) ? block : kNoBlock;
 }
 
 bool BlockAllocator::Reference(BlockId block) noexcept {
-  const int32_t count = reference_count(block);
-  VARLANE_DCHECK(count > 0);
-  if (count <= 0 || count == std::numeric_limits<int32_t>::max()) [[unlikely]] {
-    return false;
-  }
-  counts_[static_cast<size_t>(block)] = count + 1;
-  ++references_;
+  uint32_t word = WordOf(block);
+  VARLANE_DCHECK((word & kCountMask) != 0);
+  do {
+    const uint32_t count = word & kCountMask;
+    if (count == 0 || count == kCountMask) [[unlikely]] {
+      return false;
+    }
+  } while (!Word(block).compare_exchange_weak(word, word + 1));
+  references_.Add(1);
   return true;
 }
 
-Released BlockAllocator::Release(BlockId block) noexcept {
-  const int32_t count = reference_count(block);
-  VARLANE_DCHECK(count > 0);
-  if (count <= 0) [[unlikely]] {
-    return Released::kError;
+Released BlockAllocator::Unreference(BlockId block) noexcept {
+  uint32_t word = WordOf(block);
+  VARLANE_DCHECK((word & kCountMask) != 0);
+  for (;;) {
+    if ((word & kCountMask) == 0) [[unlikely]] {
+      return Released::kError;
+    }
+    // Counted as cached before it can be revived, so that the count of cached
+    // blocks never falls below zero.
+    const bool becomes_cached = word == (kKept | 1);
+    Node& node = *nodes_[static_cast<size_t>(NodeOf(block))];
+    if (becomes_cached) node.counts.fetch_add(kOneCached);
+    if (Word(block).compare_exchange_strong(word, word - 1)) {
+      references_.Add(-1);
+      if (becomes_cached) return Released::kCached;
+      return word == 1 ? Released::kFreed : Released::kShared;
+    }
+    if (becomes_cached) node.counts.fetch_sub(kOneCached);
   }
-  counts_[static_cast<size_t>(block)] = count - 1;
-  --references_;
-  if (count > 1) return Released::kShared;
-  --referenced_;
-  free_.Insert(PositionOf(block));
-  return Released::kFreed;
+}
+
+void BlockAllocator::Free(std::span<const BlockId> blocks) noexcept {
+  for (size_t i = 0; i < blocks.size();) {
+    const int node = NodeOf(blocks[i]);
+    Node& owner = *nodes_[static_cast<size_t>(node)];
+    const int64_t word = PositionOf(blocks[i]) / 64;
+    uint64_t bits = 0;
+    uint64_t count = 0;
+    for (; i < blocks.size() && NodeOf(blocks[i]) == node; ++i) {
+      VARLANE_DCHECK(Word(blocks[i]).load() == 0);
+      const int64_t position = PositionOf(blocks[i]);
+      if (position / 64 != word) break;
+      bits |= uint64_t{1} << (position % 64);
+      ++count;
+    }
+    owner.free.InsertBits(word, bits);
+    owner.counts.fetch_add(count);
+  }
+}
+
+Released BlockAllocator::Release(BlockId block) noexcept {
+  const Released released = Unreference(block);
+  if (released == Released::kFreed) Free({&block, 1});
+  return released;
+}
+
+bool BlockAllocator::Keep(BlockId block) noexcept {
+  uint32_t word = WordOf(block);
+  do {
+    if ((word & kCountMask) == 0 || (word & kKept) != 0) return false;
+  } while (!Word(block).compare_exchange_weak(word, word | kKept));
+  return true;
+}
+
+bool BlockAllocator::Unkeep(BlockId block) noexcept {
+  uint32_t word = WordOf(block);
+  do {
+    if ((word & kKept) == 0) return false;
+  } while (!Word(block).compare_exchange_weak(word, word & kCountMask));
+  if (word != kKept) return false;
+  nodes_[static_cast<size_t>(NodeOf(block))]->counts.fetch_sub(kOneCached);
+  return true;
+}
+
+Revived BlockAllocator::Revive(BlockId block) noexcept {
+  uint32_t word = WordOf(block);
+  do {
+    if ((word & kKept) == 0 || (word & kCountMask) == kCountMask) {
+      return Revived::kGone;
+    }
+  } while (!Word(block).compare_exchange_weak(word, word + 1));
+  references_.Add(1);
+  if (word != kKept) return Revived::kShared;
+  nodes_[static_cast<size_t>(NodeOf(block))]->counts.fetch_sub(kOneCached);
+  return Revived::kFromCached;
+}
+
+// --- looking -----------------------------------------------------------------
+
+BlockState BlockAllocator::state(BlockId block) const noexcept {
+  const uint32_t word = WordOf(block);
+  if (word == 0) return BlockState::kFree;
+  return word == kKept ? BlockState::kCached : BlockState::kReferenced;
+}
+
+int64_t BlockAllocator::capacity(int node) const noexcept {
+  return nodes_[static_cast<size_t>(node)]->capacity.load(
+      std::memory_order_acquire);
+}
+
+BlockCounts BlockAllocator::counts(int node) const noexcept {
+  const uint64_t counts = nodes_[static_cast<size_t>(node)]->counts.load();
+  return {.capacity = capacity(node),
+          .free = static_cast<int64_t>(counts % kOneCached),
+          .cached = static_cast<int64_t>(counts / kOneCached)};
+}
+
+BlockCounts BlockAllocator::counts() const noexcept {
+  BlockCounts sum;
+  for (int node = 0; node < num_nodes(); ++node) {
+    const BlockCounts part = counts(node);
+    sum.capacity += part.capacity;
+    sum.free += part.free;
+    sum.cached += part.cached;
+  }
+  return sum;
+}
+
+BlockId BlockAllocator::FirstFree(int node) const noexcept {
+  const int64_t position = nodes_[static_cast<size_t>(node)]->free.Min();
+  return position < 0 ? kNoBlock : BlockAt(node, position);
+}
+
+Status BlockAllocator::CheckNode(int node, int64_t* references) const {
+  constexpr auto kInternal = StatusCode::kInternal;
+  const FreeSet& free_set = nodes_[static_cast<size_t>(node)]->free;
+  const BlockCounts total = counts(node);
+  BlockCounts walked = {.capacity = total.capacity};
+  for (int64_t i = 0; i < total.capacity; ++i) {
+    const auto block = static_cast<BlockId>(FirstBlockOf(node) + i);
+    const int64_t position = PositionOf(block);
+    VARLANE_REQUIRE(position >= 0 && position < blocks_per_node() &&
+                        BlockAt(node, position) == block,
+                    kInternal, "block ", block, " stands at position ",
+                    position, " of ", blocks_per_node(),
+                    ", which is not its own");
+    const BlockState is = state(block);
+    const bool is_free = free_set.Contains(position);
+    VARLANE_REQUIRE((is == BlockState::kFree) == is_free, kInternal, "block ",
+                    block, " has ", reference_count(block), " references and ",
+                    is_kept(block) ? "is" : "is not", " kept, but is ",
+                    is_free ? "free" : "not free");
+    walked.free += is == BlockState::kFree ? 1 : 0;
+    walked.cached += is == BlockState::kCached ? 1 : 0;
+    *references += reference_count(block);
+  }
+  VARLANE_REQUIRE(walked.free == total.free && walked.cached == total.cached,
+                  kInternal, "node ", node, " has ", walked.free, " free and ",
+                  walked.cached, " cached blocks, but its totals say ",
+                  total.free, " and ", total.cached);
+  const int64_t members = free_set.CountSlow();
+  VARLANE_REQUIRE(members >= 0, kInternal,
+                  "a summary of the free set hides a member");
+  VARLANE_REQUIRE(members == walked.free, kInternal, "node ", node, " has ",
+                  walked.free, " free blocks, but its free set has ", members);
+  return {};
 }
 
 Status BlockAllocator::CheckInvariants() const {
-  constexpr auto kInternal = StatusCode::kInternal;
-  int64_t referenced = 0;
   int64_t references = 0;
-  for (int64_t i = 0; i < capacity(); ++i) {
-    const auto block = static_cast<BlockId>(i);
-    const int32_t count = counts_[static_cast<size_t>(i)];
-    const int64_t position = PositionOf(block);
-    VARLANE_REQUIRE(
-        position >= 0 && position < capacity() && BlockAt(position) == block,
-        kInternal, "block ", i, " stands at position ", position, " of ",
-        capacity(), ", which is not its own");
-    VARLANE_REQUIRE(count >= 0, kInternal, "block ", i, " has ", count,
-                    " references");
-    VARLANE_REQUIRE((count == 0) == free_.Contains(position), kInternal,
-                    "block ", i, " has ", count, " references but is ",
-                    free_.Contains(position) ? "free" : "not free");
-    referenced += count > 0 ? 1 : 0;
-    references += count;
+  for (int node = 0; node < num_nodes(); ++node) {
+    VARLANE_RETURN_IF_ERROR(CheckNode(node, &references));
   }
-  VARLANE_REQUIRE(referenced == referenced_, kInternal, referenced,
-                  " blocks are referenced, but the total says ", referenced_);
-  VARLANE_REQUIRE(references == references_, kInternal, "the blocks have ",
-                  references, " references, but the total says ", references_);
-  const int64_t free = free_.CountSlow();
-  VARLANE_REQUIRE(free >= 0, kInternal,
-                  "a summary of the free set contradicts its members");
-  VARLANE_REQUIRE(free + referenced == capacity(), kInternal, free,
-                  " free blocks + ", referenced, " referenced ones are not ",
-                  capacity());
+  VARLANE_REQUIRE(references == references_.Sum(), StatusCode::kInternal,
+                  "the blocks have ", references,
+                  " references, but the total says ", references_.Sum());
   return {};
 }
 

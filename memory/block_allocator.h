@@ -1,18 +1,39 @@
-// BlockAllocator: which blocks are free, and how often each other one is
-// referenced.
+// BlockAllocator: which blocks are free, which are cached, and how often each
+// other one is referenced.
 //
-// Ids and counts only: no pointers, no bytes. It hands out the lowest free id
-// (which keeps the pool's used part dense, so that whole slabs stay unused at
-// its end), or follows a seeded random order. Layer 2.
+//            Allocate              Unreference, last one, kept
+//     free ------------> referenced ------------------------> cached
+//      ^                  |      ^                             |   |
+//      |  Free            |      |            Revive           |   |
+//      +----- ownerless <-+      +-----------------------------+   |
+//                 ^       Unreference, last one, not kept          |
+//                 +------------------------------------------------+
+//                                     Unkeep
+//
+// A kept block (Keep) has contents that somebody can find again, so with its
+// last reference gone it is cached instead of free. An ownerless block belongs
+// to the thread that made it so, which does what it has to (poisoning) and then
+// calls Free; it counts as referenced until then. At every moment
+// free + cached + referenced == capacity.
+//
+// Ids and counts only: no pointers, no bytes. Ids say their NUMA node: node n
+// has [n * blocks_per_node, n * blocks_per_node + capacity of n). The lowest
+// free id of a node goes first (which keeps its used part dense, so that whole
+// slabs stay unused at its end), or a seeded random order. Layer 2.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_MEMORY_BLOCK_ALLOCATOR_H_
 #define VARLANE_MEMORY_BLOCK_ALLOCATOR_H_
 
+#include <array>
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "memory/free_set.h"
+#include "memory/thread_slot.h"
 #include "varlane/kv_pool.h"
 #include "varlane/status.h"
 
@@ -20,84 +41,176 @@ namespace varlane {
 
 inline constexpr BlockId kNoBlock = -1;
 
-// What a Release did.
+// What became of a block that lost a reference.
 enum class Released : uint8_t {
   kShared,  // others still reference the block
-  kFreed,   // it was the last reference
+  kCached,  // it was the last reference; the block is kept
+  kFreed,   // it was the last reference: Release freed the block, Unreference
+            // leaves that to the caller
   kError,   // not a referenced block (double free, foreign id): nothing changed
 };
 
-// Threads: not synchronised; the owner locks (KvPool does).
-// Cost:    allocate, reference and release are O(1): at most six words are
-//          looked at, for any capacity. Nothing allocates after construction.
+enum class BlockState : uint8_t { kFree, kCached, kReferenced };
+
+// What became of an attempt to revive a block.
+enum class Revived : uint8_t {
+  kFromCached,  // it has one reference now
+  kShared,      // it had references, and has one more
+  kGone,        // it is not kept (any more): nothing changed
+};
+
+struct BlockCounts {
+  int64_t capacity = 0;
+  int64_t free = 0;
+  int64_t cached = 0;
+  int64_t referenced() const { return capacity - free - cached; }
+};
+
+// Threads: Grow, Shrink, Move and CheckInvariants need the allocator for
+//          themselves (KvPool locks everybody out); all else is lock-free and
+//          safe from any thread.
+// Cost:    O(1) a block: at most six words are looked at, for any capacity, or
+//          all of the free set's where other threads took what was found.
+//          Blocks that are taken or freed together cost one atomic operation
+//          per 64 neighbours. Nothing allocates after construction.
 class BlockAllocator {
  public:
-  // Capacity 0; can grow to `max_blocks`. May throw std::bad_alloc.
-  // Requires: 0 <= max_blocks <= INT32_MAX.
-  explicit BlockAllocator(int64_t max_blocks);
-  // Same, but hands blocks out in a random order that `seed` determines, on
-  // every machine alike.
-  BlockAllocator(int64_t max_blocks, uint64_t seed);
+  struct Options {
+    int num_nodes = 1;
+    int64_t blocks_per_node = 0;  // ids a node can ever have
+    bool shuffle = false;         // a random order that `seed` determines, on
+    uint64_t seed = 0;            //   every machine alike
+  };
 
-  // Adds free blocks [capacity, capacity + num_blocks). False, and nothing
-  // changed, where that passes max_blocks.
-  bool Grow(int64_t num_blocks) noexcept;
+  // Capacity 0. May throw std::bad_alloc.
+  // Requires: num_nodes >= 1, 0 <= num_nodes * blocks_per_node <= INT32_MAX.
+  explicit BlockAllocator(const Options& options);
+  ~BlockAllocator();
+  BlockAllocator(const BlockAllocator&) = delete;
+  BlockAllocator& operator=(const BlockAllocator&) = delete;
 
+  // --- alone ---------------------------------------------------------------
+  // Adds free blocks at the end of the node's. False, and nothing changed,
+  // where that passes blocks_per_node.
+  bool Grow(int node, int64_t num_blocks) noexcept;
+  // Takes the node's last blocks away. False, and nothing changed, unless all
+  // of them are free. O(num_blocks).
+  bool Shrink(int node, int64_t num_blocks) noexcept;
+  // Makes the free block `to` what `from` is, and frees `from`. False, and
+  // nothing changed, where `to` is not free or `from` is.
+  bool Move(BlockId from, BlockId to) noexcept;
+
+  // --- any thread ----------------------------------------------------------
+  // Fills `out` with blocks of one reference each, of `home` first and of the
+  // other nodes in turn; `spilled` (may be null) says how many are not home's.
+  // False, and nothing taken, where there are not enough.
+  bool Allocate(std::span<BlockId> out, int home = 0,
+                int64_t* spilled = nullptr) noexcept;
   // A block with one reference, or kNoBlock when none is free.
   BlockId Allocate() noexcept;
+
   // One more reference to a referenced block. False, and nothing changed, for
-  // any other id (traps in debug) and at the count's limit.
+  // any other id (traps in debug) and at the count's limit (2^31 - 1).
   bool Reference(BlockId block) noexcept;
-  // One reference less. kError traps in debug.
+  // One reference less; a block that is kFreed is the caller's to Free. kError
+  // traps in debug.
+  Released Unreference(BlockId block) noexcept;
+  // Makes ownerless blocks free. Ids that follow each other cost least.
+  void Free(std::span<const BlockId> blocks) noexcept;
+  // Unreference, and Free where that is due.
   Released Release(BlockId block) noexcept;
 
-  // 0 for a free block and for an id that is none.
+  // From now on the block is cached, not freed, when its last reference goes.
+  // False, and nothing changed, unless it is referenced and not kept yet.
+  bool Keep(BlockId block) noexcept;
+  // Undoes Keep. True where the block was cached: it is ownerless now, and the
+  // caller's to Free. A referenced block stays what it is otherwise.
+  bool Unkeep(BlockId block) noexcept;
+  // One more reference to a kept block, cached or not. At the count's limit:
+  // kGone.
+  Revived Revive(BlockId block) noexcept;
+
+  // --- looking, any thread -------------------------------------------------
+  // 0 for free and cached blocks and for ids that are none.
   int32_t reference_count(BlockId block) const noexcept {
-    return IsBlock(block) ? counts_[static_cast<size_t>(block)] : 0;
+    return static_cast<int32_t>(WordOf(block) & kCountMask);
   }
   bool is_shared(BlockId block) const noexcept {
     return reference_count(block) > 1;
   }
-
-  int64_t max_blocks() const noexcept { return max_blocks_; }
-  int64_t capacity() const noexcept {
-    return static_cast<int64_t>(counts_.size());
+  bool is_kept(BlockId block) const noexcept {
+    return (WordOf(block) & kKept) != 0;
   }
-  int64_t free_blocks() const noexcept { return capacity() - referenced_; }
-  int64_t referenced_blocks() const noexcept { return referenced_; }
-  int64_t references() const noexcept { return references_; }
+  // kFree for ids that are none. An ownerless block looks free too.
+  BlockState state(BlockId block) const noexcept;
+  bool IsBlock(BlockId block) const noexcept {
+    return block >= 0 && block < max_blocks() &&
+           block % options_.blocks_per_node < capacity(NodeOf(block));
+  }
+  int NodeOf(BlockId block) const noexcept {
+    return static_cast<int>(block / options_.blocks_per_node);
+  }
+  BlockId FirstBlockOf(int node) const noexcept {
+    return static_cast<BlockId>(node * options_.blocks_per_node);
+  }
 
-  // Walks everything: each block is either free or referenced, and the totals
-  // are what the blocks add up to. Errors: kInternal naming the first
+  int num_nodes() const noexcept { return options_.num_nodes; }
+  int64_t blocks_per_node() const noexcept { return options_.blocks_per_node; }
+  int64_t max_blocks() const noexcept {
+    return options_.num_nodes * options_.blocks_per_node;
+  }
+  // Of one node: consistent in itself. Of all: a sum over nodes.
+  BlockCounts counts(int node) const noexcept;
+  BlockCounts counts() const noexcept;
+  int64_t capacity(int node) const noexcept;
+  int64_t capacity() const noexcept { return counts().capacity; }
+  int64_t free_blocks() const noexcept { return counts().free; }
+  int64_t cached_blocks() const noexcept { return counts().cached; }
+  int64_t referenced_blocks() const noexcept { return counts().referenced(); }
+  int64_t references() const noexcept { return references_.Sum(); }
+
+  // The node's free block that comes first in its order, or kNoBlock.
+  BlockId FirstFree(int node) const noexcept;
+
+  // Walks everything: each block is in exactly one state, and the totals are
+  // what the blocks add up to. Errors: kInternal naming the first
   // contradiction. Cost: O(max_blocks).
   Status CheckInvariants() const;
 
  private:
-  BlockAllocator(int64_t max_blocks, bool shuffle, uint64_t seed);
+  struct Node;
 
-  bool IsBlock(BlockId block) const noexcept {
-    return block >= 0 && block < capacity();
+  static constexpr uint32_t kKept = uint32_t{1} << 31;
+  static constexpr uint32_t kCountMask = kKept - 1;
+
+  uint32_t WordOf(BlockId block) const noexcept {
+    return IsBlock(block) ? Word(block).load(std::memory_order_acquire) : 0;
   }
-  // Where the block stands in the order of handing out, and back.
-  int64_t PositionOf(BlockId block) const noexcept {
-    return shuffle_ ? position_of_[static_cast<size_t>(block)] : block;
+  std::atomic<uint32_t>& Word(BlockId block) const noexcept {
+    return words_[static_cast<size_t>(block)];
   }
-  BlockId BlockAt(int64_t position) const noexcept {
-    return shuffle_ ? block_at_[static_cast<size_t>(position)]
-                    : static_cast<BlockId>(position);
-  }
+  int64_t PositionOf(BlockId block) const noexcept;
+  BlockId BlockAt(int node, int64_t position) const noexcept;
+  int64_t TakeFromNode(int node, std::span<BlockId> out) noexcept;
+  int64_t HandOut(int node, const FreeSet::Members& members,
+                  BlockId* out) const noexcept;
+  void ShuffleNewBlocks(Node* node, int64_t begin, int64_t end) noexcept;
   uint64_t NextRandom(uint64_t bound) noexcept;  // [0, bound)
+  Status CheckNode(int node, int64_t* references) const;
 
-  int64_t max_blocks_;
-  bool shuffle_;
+  const Options options_;
   uint64_t random_state_;
-  int64_t referenced_ = 0;       // blocks with a count above 0
-  int64_t references_ = 0;       // sum of the counts
-  FreeSet free_;                 // of positions
-  std::vector<int32_t> counts_;  // [capacity]
-  // Permutation of [0, capacity) and its inverse; empty unless shuffled.
-  std::vector<BlockId> block_at_;
-  std::vector<BlockId> position_of_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  // [max_blocks]: references, and whether the block is kept.
+  mutable std::vector<std::atomic<uint32_t>> words_;
+  SpreadCounter references_;  // sum of the counts
+
+  // Written and read by threads of one slot only, so relaxed: how many more of
+  // their calls keep away from the lowest blocks, after others were met there.
+  struct alignas(64) Spread {
+    std::atomic<int> calls_left{0};
+  };
+  std::array<Spread, kThreadSlots> spread_;
 };
 
 }  // namespace varlane

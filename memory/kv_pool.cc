@@ -59,10 +59,12 @@ class KvPool::Impl {
       : layout_(options.layout),
         block_bytes_(options.layout.block_bytes()),
         memory_(std::move(memory)),
-        allocator_(options.shuffle ? BlockAllocator(max_blocks, options.seed)
-                                   : BlockAllocator(max_blocks)),
+        allocator_({.num_nodes = 1,
+                    .blocks_per_node = max_blocks,
+                    .shuffle = options.shuffle,
+                    .seed = options.seed}),
         memory_stats_(memory_->stats()) {
-    const bool grown = allocator_.Grow(options.num_blocks);
+    const bool grown = allocator_.Grow(0, options.num_blocks);
     VARLANE_DCHECK(grown);
     (void)grown;
     capacity_.store(options.num_blocks, std::memory_order_release);
@@ -152,8 +154,8 @@ Status KvPool::Impl::Grow(int64_t num_blocks) try {
                   " of max_blocks = ", max_blocks);
   VARLANE_RETURN_IF_ERROR(memory_->Commit(capacity + num_blocks));
   const std::lock_guard lock(mutex_);
-  VARLANE_ENSURE(allocator_.Grow(num_blocks), "the allocator cannot grow by ",
-                 num_blocks, " blocks");
+  VARLANE_ENSURE(allocator_.Grow(0, num_blocks),
+                 "the allocator cannot grow by ", num_blocks, " blocks");
   memory_stats_ = memory_->stats();
   capacity_.store(capacity + num_blocks, std::memory_order_release);
   return {};
