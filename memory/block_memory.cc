@@ -16,7 +16,6 @@ namespace varlane {
 namespace {
 
 constexpr int64_t kMaxSlabBytes = int64_t{64} << 20;
-constexpr int64_t kMinReserveBytes = int64_t{64} << 20;
 
 }  // namespace
 
@@ -26,8 +25,8 @@ int64_t SlabBytesFor(int64_t pool_bytes) {
   return static_cast<int64_t>(std::bit_floor(wanted));
 }
 
-int64_t LimitReserveBytes(const MemoryLimit& limit) {
-  return std::max(kMinReserveBytes, limit.limit_bytes / 50);
+int64_t UntouchedBytes(const MemoryLimit& limit) {
+  return limit.reserve_bytes / 2;
 }
 
 BlockMemory::BlockMemory(const BlockMemoryOptions& options, Runtime* runtime)
@@ -81,7 +80,7 @@ Status BlockMemory::CheckRoom(const Need& need, int64_t num_blocks) const {
                            : limit.name == "RLIMIT_DATA" ? need.data
                                                          : need.touched;
     const int64_t room =
-        std::max<int64_t>(0, limit.available_bytes - LimitReserveBytes(limit));
+        std::max<int64_t>(0, limit.available_bytes - UntouchedBytes(limit));
     if (wanted <= room) continue;
     if (binding != nullptr && binding_room <= room) continue;
     binding = &limit;
@@ -102,7 +101,7 @@ Status BlockMemory::CheckRoom(const Need& need, int64_t num_blocks) const {
              FormatBytes(options_.block_bytes), ", but ", binding->name,
              " (limit ", FormatBytes(binding->limit_bytes), ") has ",
              FormatBytes(binding->available_bytes), " available, ",
-             FormatBytes(LimitReserveBytes(*binding)),
+             FormatBytes(UntouchedBytes(*binding)),
              " of it kept in reserve: ", fitting_blocks, " blocks would fit")};
 }
 

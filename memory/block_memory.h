@@ -49,9 +49,9 @@ struct BlockMemoryStats {
 // not checked and committed in thousands of steps.
 int64_t SlabBytesFor(int64_t pool_bytes);
 
-// What is left untouched of a limit, for all that is not KV: 2% of it and at
-// least 64 MiB.
-int64_t LimitReserveBytes(const MemoryLimit& limit);
+// What a pool leaves untouched of a limit: half of the limit's reserve. A plan
+// left all of it, so what was planned at the edge can be had.
+int64_t UntouchedBytes(const MemoryLimit& limit);
 
 // Threads: Commit from one thread at a time (the owner locks); the rest reads
 //          what a returned Commit wrote, and may run beside a Commit for the

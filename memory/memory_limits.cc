@@ -2,8 +2,6 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <limits>
 #include <new>
@@ -12,9 +10,9 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/os_calls.h"
 #include "base/strings.h"
 #include "memory/cgroup.h"
+#include "memory/node_memory.h"
 #include "memory/proc_file.h"
 #include "varlane/memory_budget.h"
 
@@ -24,6 +22,31 @@ namespace {
 // cgroup v1 says "unlimited" as 2^63 - 1 rounded down to a page, be it of 4 KiB
 // (9223372036854771712) or of 64 KiB.
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max() - 65535;
+
+// Which limits bind. `limits` has at least one.
+void Conclude(MemoryLimits* out) {
+  const auto smallest = [&](const auto& bytes) {
+    const auto& limits = out->limits;
+    return static_cast<int>(
+        std::min_element(limits.begin(), limits.end(),
+                         [&](const MemoryLimit& a, const MemoryLimit& b) {
+                           return bytes(a) < bytes(b);
+                         }) -
+        limits.begin());
+  };
+  const auto at = [&](int index) -> const MemoryLimit& {
+    return out->limits[static_cast<size_t>(index)];
+  };
+  out->binding_total =
+      smallest([](const MemoryLimit& limit) { return limit.limit_bytes; });
+  out->binding_available =
+      smallest([](const MemoryLimit& limit) { return limit.available_bytes; });
+  out->binding_room =
+      smallest([](const MemoryLimit& limit) { return limit.room_bytes(); });
+  out->total_bytes = at(out->binding_total).limit_bytes;
+  out->available_bytes = at(out->binding_available).available_bytes;
+  out->room_bytes = at(out->binding_room).room_bytes();
+}
 
 class Detector {
  public:
@@ -38,9 +61,10 @@ class Detector {
     for (const MemoryCgroup& cgroup : cgroups.levels) {
       if (cgroup.version == 2) AddV2(cgroup);
     }
-    if (root_.empty()) AddRlimits();
+    AddNodes();
+    AddRlimits();
     VARLANE_RETURN_IF_ERROR(exhausted_);
-    Conclude();
+    Conclude(&out_);
     return std::move(out_);
   }
 
@@ -51,8 +75,9 @@ class Detector {
 
   void Add(std::string name, int64_t limit, int64_t used) {
     if (limit >= kUnlimited) return;
-    out_.limits.push_back(
-        {std::move(name), limit, used, std::max<int64_t>(limit - used, 0)});
+    out_.limits.push_back({std::move(name), limit, used,
+                           std::max<int64_t>(limit - used, 0),
+                           LimitReserveBytes(limit)});
   }
 
   // A limit that could not be read for want of a file descriptor is not a limit
@@ -182,37 +207,50 @@ class Detector {
         *limit, UsedV1(own));
   }
 
+  // A cpuset that leaves some nodes out bounds us to what the others have.
+  void AddNodes() {
+    out_.nodes = ReadNodeMemory(root_, &out_.warnings, &exhausted_);
+    int64_t total = 0;
+    int64_t available = 0;
+    std::string names;
+    for (const NodeMemory& node : out_.nodes) {
+      if (!node.allowed) continue;
+      total += node.total_bytes;
+      available += node.available_bytes;
+      names += StrCat(names.empty() ? "" : ",", node.os_index);
+    }
+    const bool all =
+        std::all_of(out_.nodes.begin(), out_.nodes.end(),
+                    [](const NodeMemory& node) { return node.allowed; });
+    if (all || total == 0) return;
+    Add(StrCat("NUMA nodes ", names, " (Mems_allowed_list)"), total,
+        total - available);
+  }
+
+  // "Max data size             unlimited            unlimited            bytes"
   void AddRlimits() {
-    const Result<std::string> status = Read("/proc/self/status");
+    const Result<std::string> text = Read(root_ + "/proc/self/limits");
+    if (!text.ok()) {
+      if (text.status().code() != StatusCode::kNotFound || root_.empty()) {
+        Warn(StrCat(text.status().message(),
+                    "; RLIMIT_AS and RLIMIT_DATA are unknown"));
+      }
+      return;
+    }
+    const Result<std::string> status = Read(root_ + "/proc/self/status");
     if (!status.ok()) {
       Warn(StrCat(status.status().message(),
                   "; the use under RLIMIT_AS and RLIMIT_DATA counts as 0"));
     }
-    const auto add = [&](const char* name, auto resource, const char* field) {
-      struct rlimit limit;
-      if (os::Getrlimit(resource, &limit) != 0) return;
-      if (limit.rlim_cur >= static_cast<rlim_t>(kUnlimited)) return;
+    const auto add = [&](const char* name, const char* row, const char* field) {
+      const std::optional<int64_t> limit = FindCount(*text, row);
+      if (!limit || *limit >= kUnlimited) return;
       const int64_t used =
           status.ok() ? FindKilobytes(*status, field).value_or(0) : 0;
-      Add(name, static_cast<int64_t>(limit.rlim_cur), used);
+      Add(name, *limit, used);
     };
-    add("RLIMIT_AS", RLIMIT_AS, "VmSize:");
-    add("RLIMIT_DATA", RLIMIT_DATA, "VmData:");
-  }
-
-  void Conclude() {
-    const auto smallest = [&](int64_t MemoryLimit::*field) {
-      return std::min_element(out_.limits.begin(), out_.limits.end(),
-                              [&](const MemoryLimit& a, const MemoryLimit& b) {
-                                return a.*field < b.*field;
-                              }) -
-             out_.limits.begin();
-    };
-    out_.binding_total = static_cast<int>(smallest(&MemoryLimit::limit_bytes));
-    out_.binding_available =
-        static_cast<int>(smallest(&MemoryLimit::available_bytes));
-    out_.total_bytes = out_.limits[out_.binding_total].limit_bytes;
-    out_.available_bytes = out_.limits[out_.binding_available].available_bytes;
+    add("RLIMIT_AS", "Max address space", "VmSize:");
+    add("RLIMIT_DATA", "Max data size", "VmData:");
   }
 
   const std::string& root_;
@@ -221,6 +259,16 @@ class Detector {
 };
 
 }  // namespace
+
+int64_t LimitReserveBytes(int64_t limit_bytes) noexcept {
+  constexpr int64_t kUsual = int64_t{64} << 20;
+  return std::max(limit_bytes / 50, std::min(kUsual, limit_bytes / 8));
+}
+
+void MemoryLimits::Add(MemoryLimit limit) {
+  limits.push_back(std::move(limit));
+  Conclude(this);
+}
 
 Result<MemoryLimits> MemoryLimits::Detect(const std::string& root) try {
   return Detector(root).Run();

@@ -65,10 +65,13 @@ TEST(SlabBytesTest, SlabsAreHugePagesTimesAPowerOfTwoAndWasteLittle) {
   EXPECT_EQ(SlabBytesFor(20 * kGiB), 64 * kMiB);
 }
 
-TEST(LimitReserveTest, IsTwoPercentAndAtLeast64MiB) {
-  EXPECT_EQ(LimitReserveBytes({.name = "", .limit_bytes = kGiB}), 64 * kMiB);
-  EXPECT_EQ(LimitReserveBytes({.name = "", .limit_bytes = 100 * kGiB}),
-            2 * kGiB);
+TEST(LimitReserveTest, IsTwoPercentAtLeast64MiBAtMostAnEighth) {
+  EXPECT_EQ(LimitReserveBytes(kGiB), 64 * kMiB);
+  EXPECT_EQ(LimitReserveBytes(100 * kGiB), 2 * kGiB);
+  EXPECT_EQ(LimitReserveBytes(64 * kMiB), 8 * kMiB);
+  // A pool keeps half of what a plan leaves.
+  EXPECT_EQ(UntouchedBytes({.name = "", .reserve_bytes = 64 * kMiB}),
+            32 * kMiB);
 }
 
 TEST(BlockMemoryTest, OverflowingSizeIsRefused) {

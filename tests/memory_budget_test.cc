@@ -189,8 +189,9 @@ TEST(MemoryBudgetTest, ACgroupSmallerThanOneBlockIsRefusedWithBothSizes) {
             "(limit 1 MiB, 100 KiB in use) leaves 921.60 KiB for KV, less than "
             "one block of 1.75 MiB; no fraction fits; the least that is needed "
             "is one block of 1.75 MiB: raise cgroup v1 memory /a/b to at least "
-            "1.75 MiB, and free 868 KiB under cgroup v1 memory /a/b or raise "
-            "its limit by as much");
+            "1.75 MiB, and free 1.10 MiB under cgroup v1 memory /a/b or raise "
+            "its limit by as much")
+      << "a pool takes whole slabs, of 2 MiB at least";
   const MemoryBudget nothing = Plan({}, OneLimit(0, 0));
   EXPECT_FALSE(nothing.granted);
   EXPECT_NE(nothing.refusal.find("leaves 0 B for KV"), std::string::npos)
@@ -508,6 +509,55 @@ TEST(MemoryBudgetTest, ExtremeSizesDoNotOverflow) {
       EXPECT_FALSE(budget.granted);
       EXPECT_NE(budget.refusal, "");
     }
+  }
+}
+
+// --- the reserve
+
+// The tightest limit is the one with the least room, not the least available.
+TEST(MemoryBudgetTest, WhatALimitReservesIsNotPlanned) {
+  MemoryLimits limits;
+  limits.Add({"host RAM", 100 * kGiB, 90 * kGiB, 10 * kGiB,
+              LimitReserveBytes(100 * kGiB)});
+  limits.Add({"cgroup v2 memory.max /pod", 10 * kGiB, 500 * kMiB,
+              10 * kGiB - 500 * kMiB, LimitReserveBytes(10 * kGiB)});
+  EXPECT_EQ(limits.binding_available, 1);
+  EXPECT_EQ(limits.binding_room, 0);
+  EXPECT_EQ(limits.room_bytes, 8 * kGiB);
+  BudgetRequest request;
+  request.policy = BudgetPolicy::kFixed;
+  request.fixed_bytes = 8 * kGiB;
+  EXPECT_TRUE(Plan(request, limits).granted);
+  request.fixed_bytes += kBlock;
+  const MemoryBudget budget = Plan(request, limits);
+  EXPECT_FALSE(budget.granted);
+  EXPECT_NE(budget.refusal.find("only 10 GiB is available under host RAM "
+                                "(limit 100 GiB, 90 GiB in use), 2 GiB of it "
+                                "kept in reserve; fixed_bytes of "),
+            std::string::npos)
+      << budget.refusal;
+  EXPECT_EQ(Terms(budget), "KV bytes " + std::to_string(8 * kGiB + kBlock) +
+                               "; available " + std::to_string(10 * kGiB) +
+                               "; reserve " + std::to_string(-2 * kGiB) + "; ");
+}
+
+// A pool takes whole slabs, so the size that a refusal advises does too.
+TEST(MemoryBudgetTest, TheAdvisedSizeFitsInWholeSlabs) {
+  for (const int64_t room : {3 * kMiB, 70 * kMiB, 129 * kMiB, 1000 * kMiB,
+                             3001 * kMiB, 9999 * kMiB}) {
+    BudgetRequest request;
+    request.policy = BudgetPolicy::kFixed;
+    request.fixed_bytes = 64 * kGiB;
+    const MemoryLimits limits = OneLimit(16 * kGiB, 16 * kGiB - room);
+    const MemoryBudget refused = Plan(request, limits);
+    const std::string marker = "fixed_bytes of ";
+    const size_t at = refused.refusal.find(marker);
+    ASSERT_NE(at, std::string::npos) << refused.refusal;
+    request.fixed_bytes =
+        std::strtoll(refused.refusal.c_str() + at + marker.size(), nullptr, 10);
+    EXPECT_TRUE(Plan(request, limits).granted) << refused.refusal;
+    request.fixed_bytes += kBlock;
+    EXPECT_FALSE(Plan(request, limits).granted) << refused.refusal;
   }
 }
 

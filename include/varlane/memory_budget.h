@@ -1,10 +1,10 @@
 // MemoryBudget: how many bytes the KV pool may take, and why.
 //
 // `total` is the smallest of host RAM, every cgroup ancestor's limit (v1, v2,
-// hybrid, nested), RLIMIT_AS and RLIMIT_DATA; `available` counts reclaimable
-// page cache once. Under a memory cgroup, populating past the limit returns no
-// error, the kernel kills the process: so the budget is decided before a byte
-// is touched. Layer 2.
+// hybrid, nested), the NUMA nodes that a cpuset allows, RLIMIT_AS and
+// RLIMIT_DATA; `available` counts reclaimable page cache once. Under a memory
+// cgroup, populating past the limit returns no error, the kernel kills the
+// process: so the budget is decided before a byte is touched. Layer 2.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_MEMORY_BUDGET_H_
@@ -28,6 +28,29 @@ struct MemoryLimit {
   int64_t limit_bytes = 0;
   int64_t used_bytes = 0;       // non-reclaimable use counted against it
   int64_t available_bytes = 0;  // what can still be taken
+  // Of this, what KV must leave untouched for all that is not planned: the
+  // heap, thread stacks, page tables, neighbours. See LimitReserveBytes.
+  int64_t reserve_bytes = 0;
+
+  int64_t room_bytes() const {
+    return available_bytes > reserve_bytes ? available_bytes - reserve_bytes
+                                           : 0;
+  }
+};
+
+// The reserve of a limit: 2% of it, at least 64 MiB, but never more than an
+// eighth of it. A plan leaves all of it free. A pool that grows refuses only in
+// its lower half, so that what was planned can be had even though the process
+// has taken some more meanwhile.
+VARLANE_EXPORT int64_t LimitReserveBytes(int64_t limit_bytes) noexcept;
+
+// One NUMA node's memory, as /sys/devices/system/node tells it.
+struct NodeMemory {
+  int os_index = 0;
+  bool allowed = true;  // cpuset: Mems_allowed_list
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;
+  int64_t available_bytes = 0;  // free, and page cache that can be dropped
 };
 
 // Everything that bounds us, read once. A value.
@@ -37,10 +60,16 @@ struct VARLANE_EXPORT MemoryLimits {
   int64_t available_bytes = 0;      // smallest available
   int binding_total = 0;            // index into limits
   int binding_available = 0;
+  int64_t room_bytes = 0;  // smallest available less its reserve
+  int binding_room = 0;
+  std::vector<NodeMemory> nodes;      // empty where the kernel shows none
   std::vector<std::string> warnings;  // files that could not be read
 
+  // Adds a limit of the caller's own (a user's cap) and says anew which binds.
+  void Add(MemoryLimit limit);
+
   // Reads /proc and /sys under `root` ("" = the real ones; tests pass
-  // fixtures, with rlimits then ignored).
+  // fixtures).
   // Errors: kUnavailable when not even host RAM can be read;
   //         kResourceExhausted when no file descriptor is left to look with.
   static Result<MemoryLimits> Detect(const std::string& root = "");
