@@ -68,18 +68,20 @@ inline void* AllocateOrThrow(std::size_t size, std::size_t alignment = 0) {
 
 }  // namespace varlane::testing
 
-// The others of the standard library end in these.
-void* operator new(std::size_t size) {
+// The others of the standard library end in these. Not inline: g++ would pair
+// what it sees through on one side with what it does not on the other.
+[[gnu::noinline]] void* operator new(std::size_t size) {
   return varlane::testing::AllocateOrThrow(size);
 }
-void* operator new(std::size_t size, std::align_val_t alignment) {
+[[gnu::noinline]] void* operator new(std::size_t size,
+                                     std::align_val_t alignment) {
   return varlane::testing::AllocateOrThrow(size,
                                            static_cast<std::size_t>(alignment));
 }
-void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+[[gnu::noinline]] void* operator new(std::size_t size,
+                                     const std::nothrow_t&) noexcept {
   return varlane::testing::AllocationFaults::Allocate(size, 0);
 }
-// Not inline: g++ would pair the free with a new that it cannot see through.
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   varlane::testing::AllocationFaults::Deallocate(memory);
 }
