@@ -126,9 +126,11 @@ BlockId PrefixCache::BlockAt(const Cursor& cursor) const noexcept {
 BlockId PrefixCache::Insert(Cursor* cursor, std::span<const int32_t> tokens,
                             BlockId block) {
   VARLANE_DCHECK(static_cast<int>(tokens.size()) == block_size_);
-  VARLANE_DCHECK(block >= 0 && block < max_blocks_ && !Contains(block));
+  VARLANE_DCHECK(block >= 0 && block < max_blocks_);
   const uint64_t hash = hasher_.Block(HashBehind(*cursor), tokens);
   const NodeId known = FindChild(*cursor, hash, tokens);
+  const NodeId indexed = NodeOf(block);
+  if (indexed != kNone && indexed != known) return kNoBlock;
   if (known != kNone) {
     ++stats_.duplicate_blocks;
     cursor->node = known;
@@ -237,7 +239,7 @@ void PrefixCache::Acquire(BlockId block) noexcept {
 bool PrefixCache::Release(BlockId block) noexcept {
   const NodeId node = NodeOf(block);
   if (node == kNone) return false;
-  VARLANE_DCHECK(At(node).is_referenced);
+  if (!At(node).is_referenced) return true;
   At(node).is_referenced = false;
   ++stats_.cached_blocks;
   UpdateListing(node);

@@ -96,9 +96,10 @@ class PrefixCache {
   // Indexes `block`, which holds `tokens` behind `cursor`, and moves the cursor
   // behind it. Returns `block`; or the block that holds the same prefix
   // already, in which case `block` is not indexed and the sequence should take
-  // that one instead. Throws std::bad_alloc; nothing changes then.
-  // Requires: tokens.size() == block_size; `block` is referenced and not
-  //           indexed; the cursor is valid.
+  // that one instead; or kNoBlock, and nothing changed, where `block` is
+  // indexed as something else. Throws std::bad_alloc; nothing changes then.
+  // Requires: tokens.size() == block_size; `block` is referenced; the cursor is
+  //           valid.
   BlockId Insert(Cursor* cursor, std::span<const int32_t> tokens,
                  BlockId block);
 
@@ -116,8 +117,9 @@ class PrefixCache {
   // indexed.
   void Acquire(BlockId block) noexcept;
   // The last reference to `block` went. True: it stays, cached. False: it is
-  // not indexed, so it is free. Requires: of the blocks that a sequence gives
-  // back, the last in the sequence first.
+  // not indexed, so it is free. No-op where that was told already.
+  // Requires: of the blocks that a sequence gives back, the last in the
+  //           sequence first.
   bool Release(BlockId block) noexcept;
 
   // Drops the block that is due and returns it: it is free now. kNoBlock when

@@ -142,6 +142,21 @@ TEST(PrefixCacheTest, AKnownBlockIsNotIndexedTwice) {
   EXPECT_EQ(FindBlocks(&cache, 0, From(1, 12)), Blocks({0, 1, 9}));
 }
 
+TEST(PrefixCacheTest, ABlockIsNotIndexedAsTwoPrefixes) {
+  PrefixCache cache = MakeCache();
+  Add(&cache, 0, From(1, 4), {0});
+  PrefixCache::Cursor cursor;
+  EXPECT_EQ(cache.Insert(&cursor, From(9, 4), 0), kNoBlock);
+  EXPECT_EQ(cursor.node, PrefixCache::kStart);
+  // Nor exchanged for one that is known.
+  Add(&cache, 0, From(20, 4), {1});
+  EXPECT_EQ(cache.Insert(&cursor, From(20, 4), 0), kNoBlock);
+  VARLANE_EXPECT_OK(cache.CheckInvariants());
+  EXPECT_EQ(FindBlocks(&cache, 0, From(9, 4)), Blocks({}));
+  // As what it is: that is no contradiction.
+  EXPECT_EQ(cache.Insert(&cursor, From(1, 4), 0), 0);
+}
+
 TEST(PrefixCacheTest, ABlockNeverInsertedIsFreeWhenReleased) {
   PrefixCache cache = MakeCache();
   EXPECT_FALSE(cache.Release(3));
