@@ -14,6 +14,8 @@
 
 #include "base/check.h"
 #include "base/strings.h"
+#include "runtime/drain.h"
+#include "runtime/graph_run.h"
 #include "runtime/launch_state.h"
 
 namespace varlane {
@@ -21,13 +23,6 @@ namespace {
 
 // So far from the end of int64 that overshooting claims cannot wrap.
 constexpr int64_t kMaxThreadgroups = int64_t{1} << 61;
-
-// Claims grow while their bodies are this cheap, so that surplus threadgroups
-// share one atomic, and fall back to one index as soon as bodies do real work,
-// so that the last of them starts no later than it must. The limit bounds what
-// a large claim can take of a stretch of real work that follows a surplus one.
-constexpr auto kCheapClaim = std::chrono::nanoseconds(2000);
-constexpr int64_t kMaxGrain = 32;
 
 // About 20 us on current x86: the usual skew of drains that end together. A
 // sleeping caller pays a wake-up of that order.
@@ -65,56 +60,28 @@ std::vector<int> ThreadsOfNodes(const Arenas& arenas, int num_nodes) {
   return threads;
 }
 
-Status BodyThrew(int64_t index, const char* what) noexcept {
-  try {
-    return {StatusCode::kAborted,
-            StrCat("the body of threadgroup ", index, " threw: ", what)};
-  } catch (...) {
-    return {StatusCode::kAborted, what};
-  }
-}
-
-bool IsLaunchCancelled(const void* state) {
-  // The token's answer is noted in the state, for the launch's result.
-  return static_cast<LaunchState*>(const_cast<void*>(state))->IsCancelled();
-}
-
-// Runs one claim; false once the launch is cancelled.
-bool RunClaim(LaunchState* state, IndexRange claim, int worker, int node,
-              std::span<std::byte> scratch) noexcept {
-  int64_t index = claim.begin;
-  try {
-    for (; index < claim.end; ++index) {
-      if (state->IsCancelled()) return false;
-      (*state->body)(
-          Threadgroup(index, worker, node, scratch, &IsLaunchCancelled, state));
-    }
-    return true;
-  } catch (const std::exception& error) {
-    state->Fail(BodyThrew(index, error.what()));
-  } catch (...) {
-    state->Fail(BodyThrew(index, "something that is not a std::exception"));
-  }
-  return false;
-}
-
-// Empties one range; false once the launch is cancelled.
-bool DrainRange(LaunchState* state, SharedRange* range, int worker, int node,
-                std::span<std::byte> scratch) noexcept {
-  using Clock = std::chrono::steady_clock;
-  int64_t grain = 1;
-  Clock::time_point before = Clock::now();
-  while (true) {
-    const IndexRange claim = range->Claim(grain, state->participants);
-    if (claim.begin == claim.end) return true;
-    if (!RunClaim(state, claim, worker, node, scratch)) return false;
-    const Clock::time_point after = Clock::now();
-    grain = after - before < kCheapClaim ? std::min(grain * 2, kMaxGrain) : 1;
-    before = after;
-  }
-}
-
 }  // namespace
+
+void FailBody(const Drainer& drainer, int64_t index,
+              const char* what) noexcept {
+  try {
+    const std::string where =
+        drainer.name == nullptr ? "" : StrCat("node \"", drainer.name, "\": ");
+    drainer.state->Fail(
+        {StatusCode::kAborted,
+         StrCat(where, "the body of threadgroup ", index, " threw: ", what)});
+  } catch (...) {
+    drainer.state->Fail({StatusCode::kAborted, what});
+  }
+}
+
+// The token's answer is noted in the state, for the launch's result. A body
+// that asks may be a long one: then the deadline has nobody else to watch it.
+bool IsLaunchCancelled(const void* state) noexcept {
+  auto* const launch = static_cast<LaunchState*>(const_cast<void*>(state));
+  if (launch->has_deadline()) launch->CheckDeadline(LaunchState::Clock::now());
+  return launch->IsCancelled();
+}
 
 LaunchEngine::LaunchEngine(const Placement& placement, Arenas& arenas, bool pin)
     : placement_(placement),
@@ -177,27 +144,52 @@ Status LaunchEngine::Launch(const Grid& grid,
   try {
     VARLANE_RETURN_IF_ERROR(Validate(grid, options));
     if (grid.num_threadgroups == 0) return {};
-    int64_t participants =
-        std::min<int64_t>(placement_.num_workers(), grid.num_threadgroups);
-    if (options.max_workers > 0) {
-      participants = std::min<int64_t>(participants, options.max_workers);
-    }
     LaunchState* const state = board_->Take();
-    state->Reset(grid, body, options, static_cast<int>(participants));
-    // A thread inside a body of ours keeps its number.
-    const BodyContext* const inside = FindBody(this);
-    const int worker = inside != nullptr ? inside->worker : 0;
-    if (participants == 1) {
-      Drain(state, worker);
-    } else {
-      RunWithHelpers(state, worker, inside != nullptr);
-    }
-    Status status = state->TakeResult();
-    board_->Put(state);
-    return status;
+    state->Reset(options, Participants(grid.num_threadgroups, options));
+    state->body = &body;
+    state->grid.Reset(grid);
+    return Execute(state);
   } catch (const std::bad_alloc&) {
     return {StatusCode::kResourceExhausted, "no memory for a launch"};
   }
+}
+
+Status LaunchEngine::Run(GraphRun* run, const LaunchOptions& options) {
+  try {
+    LaunchState* const state = board_->Take();
+    state->Reset(options, Participants(placement_.num_workers(), options));
+    state->graph = run;
+    run->Start(this, state);
+    Status status = Execute(state);
+    run->Finish();
+    return status;
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kResourceExhausted, "no memory to run a graph"};
+  }
+}
+
+int LaunchEngine::Participants(int64_t at_most,
+                               const LaunchOptions& options) const noexcept {
+  int64_t participants = std::min<int64_t>(placement_.num_workers(), at_most);
+  if (options.max_workers > 0) {
+    participants = std::min<int64_t>(participants, options.max_workers);
+  }
+  return static_cast<int>(participants);
+}
+
+// Takes the state, all set, to its end.
+Status LaunchEngine::Execute(LaunchState* state) {
+  // A thread inside a body of ours keeps its number.
+  const BodyContext* const inside = FindBody(this);
+  const int worker = inside != nullptr ? inside->worker : 0;
+  if (state->participants == 1) {
+    TakePart(state, worker, true);
+  } else {
+    RunWithHelpers(state, worker, inside != nullptr);
+  }
+  Status status = state->TakeResult();
+  board_->Put(state);
+  return status;
 }
 
 // A caller that is on worker 0's PU stays there by itself: all other PUs have
@@ -209,14 +201,15 @@ bool LaunchEngine::MustMoveCaller() const noexcept {
 
 void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,
                                   bool is_nested) {
-  // Before the caller is pinned: threads that TBB starts inherit its mask.
-  Summon(state);
+  // Before the caller is pinned: threads that TBB starts inherit its mask. A
+  // graph sends for helpers when it has work for them.
+  if (state->graph == nullptr) Summon(state, state->participants - 1);
   const bool moves =
       !is_nested && MustMoveCaller() &&
       !caller_seat_taken_.exchange(true, std::memory_order_acquire);
   {
     const ScopedAffinity seat(moves ? &caller_mask_ : nullptr);
-    Drain(state, worker);
+    TakePart(state, worker, true);
     board_->Close(state);
     state->WaitForHelpers(spin_limit_);
   }
@@ -224,8 +217,8 @@ void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,
 }
 
 // Opens the launch to helpers and sends for those that are not on their way.
-void LaunchEngine::Summon(LaunchState* state) {
-  board_->Open(state, this, state->participants - 1);
+void LaunchEngine::Summon(LaunchState* state, int joins) noexcept {
+  board_->Open(state, this, joins);
   for (int node = 0; node < placement_.num_nodes(); ++node) {
     for (int i = 0; i < state->num_tasks[static_cast<size_t>(node)]; ++i) {
       if (!arenas_.EnqueueHelper(node, board_)) board_->TaskStarted(node);
@@ -233,23 +226,22 @@ void LaunchEngine::Summon(LaunchState* state) {
   }
 }
 
-void LaunchEngine::Drain(LaunchState* state, int worker) noexcept {
-  ScratchPool::Lease scratch;
-  if (Status status = scratch_.Acquire(worker, state->scratch_bytes, &scratch);
-      !status.ok()) {
-    state->Fail(std::move(status));
-    return;
-  }
+void LaunchEngine::TakePart(LaunchState* state, int worker,
+                            bool is_caller) noexcept {
   const BodyContext context = {this, worker, innermost_body};
   innermost_body = &context;
-  const int node = node_of_worker_[static_cast<size_t>(worker)];
-  const int own = state->num_ranges > 1 ? node : 0;
-  for (int i = 0; i < state->num_ranges; ++i) {
-    const int range = (own + i) % state->num_ranges;
-    if (!DrainRange(state, &state->ranges[static_cast<size_t>(range)], worker,
-                    node, scratch.bytes())) {
-      break;
-    }
+  Drainer drainer = {
+      .state = state,
+      .grid = &state->grid,
+      .worker = worker,
+      .node = node_of_worker_[static_cast<size_t>(worker)],
+      // One that is alone claims all at once, unless it has a clock to watch.
+      .sharers = state->participants + (state->has_deadline() ? 1 : 0),
+  };
+  if (state->graph != nullptr) {
+    state->graph->TakePart(drainer, is_caller);
+  } else {
+    Drain(&drainer, state->scratch_bytes, *state->body);
   }
   innermost_body = context.outer;
 }
@@ -260,7 +252,7 @@ void HelpTask(LaunchBoard& board, int node, int worker) noexcept {
   if (worker < 0 || innermost_body != nullptr) return;
   LaunchEngine* engine = nullptr;
   while (LaunchState* const state = board.Join(&engine)) {
-    engine->Drain(state, worker);
+    engine->TakePart(state, worker, false);
     state->Leave();
   }
 }

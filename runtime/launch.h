@@ -18,9 +18,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "runtime/affinity.h"
 #include "runtime/arenas.h"
+#include "runtime/drain.h"
 #include "runtime/launch_board.h"
 #include "runtime/launch_state.h"
 #include "runtime/placement.h"
@@ -40,14 +42,40 @@ class LaunchEngine {
   Status Launch(const Grid& grid, FunctionRef<void(const Threadgroup&)> body,
                 const LaunchOptions& options);
 
+  // See Runtime::Run. Starts and finishes `run`, which nobody else uses.
+  Status Run(GraphRun* run, const LaunchOptions& options);
+
+  // --- for GraphRun ----------------------------------------------------------
+
+  Status Validate(const Grid& grid, const LaunchOptions& options) const;
+  // Lets `joins` helpers in and sends for them. One caller at a time a state.
+  void Summon(LaunchState* state, int joins) noexcept;
+  // Empties drainer->grid with scratch of the worker; false once cancelled.
+  template <typename Body>
+  bool Drain(Drainer* drainer, size_t scratch_bytes,
+             const Body& body) noexcept {
+    ScratchPool::Lease scratch;
+    if (Status status =
+            scratch_.Acquire(drainer->worker, scratch_bytes, &scratch);
+        !status.ok()) {
+      drainer->state->Fail(std::move(status));
+      return false;
+    }
+    drainer->scratch = scratch.bytes();
+    return DrainGrid(*drainer, body);
+  }
+  int spin_limit() const noexcept { return spin_limit_; }
+  int num_nodes() const noexcept { return placement_.num_nodes(); }
+
  private:
   friend void HelpTask(LaunchBoard& board, int node, int worker) noexcept;
 
-  Status Validate(const Grid& grid, const LaunchOptions& options) const;
+  int Participants(int64_t at_most,
+                   const LaunchOptions& options) const noexcept;
+  Status Execute(LaunchState* state);
   bool MustMoveCaller() const noexcept;
   void RunWithHelpers(LaunchState* state, int worker, bool is_nested);
-  void Summon(LaunchState* state);
-  void Drain(LaunchState* state, int worker) noexcept;
+  void TakePart(LaunchState* state, int worker, bool is_caller) noexcept;
 
   const Placement& placement_;
   Arenas& arenas_;

@@ -20,7 +20,10 @@ LaunchBoard::~LaunchBoard() {
 LaunchState* LaunchBoard::Take() {
   {
     const std::lock_guard lock(mutex_);
-    if (unused_ != nullptr) return std::exchange(unused_, unused_->next_);
+    if (unused_ != nullptr) {
+      unused_->is_closed_ = false;
+      return std::exchange(unused_, unused_->next_);
+    }
   }
   return new LaunchState(static_cast<int>(num_threads_.size()));
 }
@@ -34,13 +37,16 @@ void LaunchBoard::Put(LaunchState* state) noexcept {
 void LaunchBoard::Open(LaunchState* state, LaunchEngine* engine,
                        int joins) noexcept {
   const std::lock_guard lock(mutex_);
+  if (state->is_closed_) joins = 0;
   state->engine_ = engine;
   state->joins_left_ = joins;
-  state->is_listed_ = true;
-  state->next_ = nullptr;
-  state->previous_ = newest_;
-  (newest_ != nullptr ? newest_->next_ : oldest_) = state;
-  newest_ = state;
+  if (joins > 0 && !state->is_listed_) {
+    state->is_listed_ = true;
+    state->next_ = nullptr;
+    state->previous_ = newest_;
+    (newest_ != nullptr ? newest_->next_ : oldest_) = state;
+    newest_ = state;
+  }
 
   // Round robin over the nodes, no node more than it has threads. Tasks that
   // are under way will find this launch too.
@@ -64,6 +70,7 @@ void LaunchBoard::Open(LaunchState* state, LaunchEngine* engine,
 
 void LaunchBoard::Close(LaunchState* state) noexcept {
   const std::lock_guard lock(mutex_);
+  state->is_closed_ = true;
   if (state->is_listed_) Unlist(state);
 }
 

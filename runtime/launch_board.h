@@ -32,10 +32,11 @@ class LaunchBoard {
   LaunchState* Take();
   void Put(LaunchState* state) noexcept;
 
-  // Lets `joins` helpers in. Sets state->num_tasks to how many helper tasks
-  // must be enqueued for that; these are counted as under way.
+  // Lets `joins` helpers in, in place of what is left of an Open before. Sets
+  // state->num_tasks to how many helper tasks must be enqueued for that; these
+  // are counted as under way. Nothing happens once the state is closed.
   void Open(LaunchState* state, LaunchEngine* engine, int joins) noexcept;
-  // Lets nobody in any more.
+  // Lets nobody in any more, until Take hands it out again.
   void Close(LaunchState* state) noexcept;
 
   // A helper task has begun, or could not be enqueued.

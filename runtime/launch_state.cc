@@ -6,7 +6,6 @@
 #include <utility>
 
 namespace varlane {
-namespace {
 
 void RelaxCpu() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
@@ -15,8 +14,6 @@ void RelaxCpu() noexcept {
   asm volatile("yield");
 #endif
 }
-
-}  // namespace
 
 IndexRange SharedRange::Claim(int64_t grain, int participants) noexcept {
   const int64_t seen = next_.load(std::memory_order_relaxed);
@@ -33,25 +30,30 @@ IndexRange SharedRange::Claim(int64_t grain, int participants) noexcept {
   return {begin, std::min(begin + chunk, end_)};
 }
 
-void LaunchState::Reset(
-    const Grid& grid, const FunctionRef<void(const Threadgroup&)>& launch_body,
-    const LaunchOptions& options, int num_participants) noexcept {
-  body = &launch_body;
+void SharedGrid::Reset(const Grid& grid) noexcept {
+  if (grid.node_begin.empty()) {
+    num_ranges_ = 1;
+    ranges_[0].Reset(0, grid.num_threadgroups);
+    return;
+  }
+  num_ranges_ = static_cast<int>(grid.node_begin.size()) - 1;
+  for (size_t i = 0; i + 1 < grid.node_begin.size(); ++i) {
+    ranges_[i].Reset(grid.node_begin[i], grid.node_begin[i + 1]);
+  }
+}
+
+void LaunchState::Reset(const LaunchOptions& options,
+                        int num_participants) noexcept {
+  body = nullptr;
+  graph = nullptr;
   stop_ = options.stop.stop_possible() ? &options.stop : nullptr;
+  deadline_ = options.deadline;
   scratch_bytes = options.scratch_bytes;
   participants = num_participants;
   stopped_.store(false, std::memory_order_relaxed);
   stop_seen_.store(false, std::memory_order_relaxed);
+  deadline_seen_.store(false, std::memory_order_relaxed);
   has_failed_.store(false, std::memory_order_relaxed);
-  if (grid.node_begin.empty()) {
-    num_ranges = 1;
-    ranges[0].Reset(0, grid.num_threadgroups);
-    return;
-  }
-  num_ranges = static_cast<int>(grid.node_begin.size()) - 1;
-  for (size_t i = 0; i + 1 < grid.node_begin.size(); ++i) {
-    ranges[i].Reset(grid.node_begin[i], grid.node_begin[i + 1]);
-  }
 }
 
 void LaunchState::Leave() noexcept {
@@ -81,6 +83,11 @@ bool LaunchState::SawStop() noexcept {
   return true;
 }
 
+void LaunchState::SawDeadline() noexcept {
+  deadline_seen_.store(true, std::memory_order_relaxed);
+  stopped_.store(true, std::memory_order_relaxed);
+}
+
 void LaunchState::Fail(Status status) noexcept {
   if (!has_failed_.exchange(true, std::memory_order_relaxed)) {
     failure_ = std::move(status);
@@ -94,6 +101,9 @@ Status LaunchState::TakeResult() noexcept {
   }
   if (stop_seen_.load(std::memory_order_relaxed)) {
     return {StatusCode::kCancelled, "the launch was asked to stop"};
+  }
+  if (deadline_seen_.load(std::memory_order_relaxed)) {
+    return {StatusCode::kDeadlineExceeded, "the launch's deadline passed"};
   }
   return {};
 }

@@ -6,6 +6,7 @@
 #define VARLANE_RUNTIME_LAUNCH_STATE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <stop_token>
@@ -15,7 +16,11 @@
 
 namespace varlane {
 
+class GraphRun;
 class LaunchEngine;
+
+// For loops that wait for another thread.
+void RelaxCpu() noexcept;
 
 // Half-open; empty when begin == end.
 struct IndexRange {
@@ -40,49 +45,84 @@ class alignas(64) SharedRange {
   int64_t end_ = 0;
 };
 
-class LaunchState {
+// A grid's ranges, one a NUMA node or one for all.
+class SharedGrid {
  public:
   // Throws std::bad_alloc.
-  explicit LaunchState(int num_nodes)
-      : ranges(std::make_unique<SharedRange[]>(static_cast<size_t>(num_nodes))),
-        num_tasks(static_cast<size_t>(num_nodes)) {}
+  explicit SharedGrid(int num_nodes)
+      : ranges_(
+            std::make_unique<SharedRange[]>(static_cast<size_t>(num_nodes))) {}
 
-  // Cuts the grid into ranges and forgets the launch before.
-  void Reset(const Grid& grid,
-             const FunctionRef<void(const Threadgroup&)>& launch_body,
-             const LaunchOptions& options, int num_participants) noexcept;
+  // Requires: `grid` is valid for a runtime of as many nodes.
+  void Reset(const Grid& grid) noexcept;
+  int num_ranges() const noexcept { return num_ranges_; }
+  SharedRange* range(int i) noexcept {
+    return &ranges_[static_cast<size_t>(i)];
+  }
+
+ private:
+  int num_ranges_ = 0;
+  std::unique_ptr<SharedRange[]> ranges_;  // [nodes]
+};
+
+// One launch, or one run of a graph.
+class LaunchState {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Throws std::bad_alloc.
+  explicit LaunchState(int num_nodes)
+      : grid(num_nodes), num_tasks(static_cast<size_t>(num_nodes)) {}
+
+  // Forgets the launch before; `grid` and `body` are the caller's to set.
+  void Reset(const LaunchOptions& options, int num_participants) noexcept;
 
   // A helper's exit; its entry is LaunchBoard::Join.
   void Leave() noexcept;
   // Requires: no helper can enter any more. Returns when all have left.
   void WaitForHelpers(int spin_limit) noexcept;
 
-  // True once a body threw, scratch failed or a stop was asked for.
+  // True once a body threw, scratch failed, a stop was asked for or somebody
+  // saw the deadline pass.
   bool IsCancelled() noexcept {
     return stopped_.load(std::memory_order_relaxed) || SawStop();
+  }
+  // The same without asking the token.
+  bool WasCancelled() const noexcept {
+    return stopped_.load(std::memory_order_relaxed);
+  }
+  // Cancels the launch where `now` is past its deadline.
+  void CheckDeadline(Clock::time_point now) noexcept {
+    if (now >= deadline_) SawDeadline();
+  }
+  bool has_deadline() const noexcept {
+    return deadline_ != Clock::time_point::max();
   }
   // The first failure wins; the rest of the grid is cancelled.
   void Fail(Status status) noexcept;
   // Requires: all helpers have left.
   Status TakeResult() noexcept;
 
-  // Written by Reset, then constant.
+  // Written before the launch opens, then constant.
   const FunctionRef<void(const Threadgroup&)>* body = nullptr;
+  GraphRun* graph = nullptr;  // a graph's run: body and grid are its nodes'
   size_t scratch_bytes = 0;
   int participants = 0;
-  int num_ranges = 0;
-  std::unique_ptr<SharedRange[]> ranges;  // [nodes]
-  std::vector<int> num_tasks;             // [nodes], see LaunchBoard::Open
+  SharedGrid grid;
+  std::vector<int> num_tasks;  // [nodes], see LaunchBoard::Open
 
  private:
   friend class LaunchBoard;
   bool SawStop() noexcept;
+  void SawDeadline() noexcept;
 
   const std::stop_token* stop_ = nullptr;  // null: nobody can ask
+  Clock::time_point deadline_ = Clock::time_point::max();
 
   // Written by any participant, read by all; apart from the constants above.
   alignas(64) std::atomic<bool> stopped_ = false;
   std::atomic<bool> stop_seen_ = false;
+  std::atomic<bool> deadline_seen_ = false;
   std::atomic<bool> has_failed_ = false;
   Status failure_;  // by whoever set has_failed_; read when all have left
 
@@ -95,6 +135,7 @@ class LaunchState {
   LaunchState* previous_ = nullptr;
   int joins_left_ = 0;
   bool is_listed_ = false;
+  bool is_closed_ = false;
 };
 
 }  // namespace varlane

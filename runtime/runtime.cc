@@ -14,6 +14,7 @@
 #include "runtime/affinity.h"
 #include "runtime/arenas.h"
 #include "runtime/launch.h"
+#include "runtime/launch_graph.h"
 #include "runtime/placement.h"
 
 namespace varlane {
@@ -113,6 +114,27 @@ Status Runtime::Launch(const Grid& grid,
                        FunctionRef<void(const Threadgroup&)> body,
                        const LaunchOptions& options) {
   return impl_->engine.Launch(grid, body, options);
+}
+
+Status Runtime::Run(const LaunchGraph& graph, void* args,
+                    const LaunchOptions& options) {
+  try {
+    VARLANE_REQUIRE(graph.is_built(), StatusCode::kFailedPrecondition,
+                    "the graph is not built: Build was not called, or failed");
+    VARLANE_RETURN_IF_ERROR(impl_->engine.Validate({}, options));
+    std::unique_ptr<GraphRun> run = graph.impl_->Take(num_nodes());
+    run->SetArgs(args);
+    Status status = impl_->engine.Run(run.get(), options);
+    graph.impl_->Put(std::move(run), num_nodes());
+    return status;
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kResourceExhausted, "no memory to run a graph"};
+  } catch (const std::exception& error) {
+    return {StatusCode::kAborted, error.what()};
+  } catch (...) {
+    return {StatusCode::kAborted,
+            "making a node threw something that is not a std::exception"};
+  }
 }
 
 // The caller itself goes to the node for a while: no thread has to be free,

@@ -61,11 +61,15 @@ TEST(LaunchBoardTest, SendsForNoMoreTasksThanThreadsAndCountsThoseUnderWay) {
   board.Open(second, nullptr, 3);
   EXPECT_EQ(second->num_tasks, (Tasks{0, 1})) << "two are on their way";
   board.TaskStarted(1);
-  board.Close(first);
   board.Open(first, nullptr, 7);
   EXPECT_EQ(first->num_tasks, (Tasks{0, 1})) << "three threads there are";
   board.Close(first);
+  board.TaskStarted(0);
+  board.Open(first, nullptr, 7);
+  EXPECT_EQ(first->num_tasks, (Tasks{0, 0})) << "it is closed";
   board.Close(second);
+  LaunchEngine* engine = nullptr;
+  EXPECT_EQ(board.Join(&engine), nullptr);
   board.Put(first);
   board.Put(second);
 }

@@ -7,6 +7,7 @@
 #ifndef VARLANE_RUNTIME_H_
 #define VARLANE_RUNTIME_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -124,8 +125,8 @@ class Threadgroup {
   // Private to this body while it runs; 64-byte aligned, contents arbitrary,
   // at least LaunchOptions::scratch_bytes.
   std::span<std::byte> scratch() const noexcept { return scratch_; }
-  // True once another body threw or a stop was asked for: long bodies may
-  // poll it and return.
+  // True once another body threw, a stop was asked for or the deadline passed:
+  // long bodies may poll it and return.
   bool cancelled() const noexcept { return cancelled_(launch_); }
 
  private:
@@ -141,7 +142,12 @@ struct LaunchOptions {
   size_t scratch_bytes = 0;   // per worker
   std::stop_token stop = {};  // asking it to stop cancels the launch
   int max_workers = 0;        // 0 = all
+  // Cancels the launch when it passes before the last threadgroup has begun.
+  std::chrono::steady_clock::time_point deadline =
+      std::chrono::steady_clock::time_point::max();
 };
+
+class LaunchGraph;  // varlane/graph.h
 
 // Workers pinned to cores, one TBB arena per NUMA node, and scratch per worker.
 //
@@ -170,13 +176,26 @@ class VARLANE_EXPORT Runtime {
   //
   // Errors:   kAborted when a body threw: the first exception's text; the rest
   //           of the grid is cancelled, and the runtime is as good as new.
-  //           kCancelled when options.stop asked. kResourceExhausted when
-  //           scratch cannot be had. kInvalidArgument for a bad grid. What a
-  //           failed launch wrote is unspecified.
+  //           kCancelled when options.stop asked. kDeadlineExceeded when
+  //           options.deadline passed. kResourceExhausted when scratch cannot
+  //           be had. kInvalidArgument for a bad grid. What a failed launch
+  //           wrote is unspecified.
   // Cost:     warm, one threadgroup runs inline in the caller; no allocation
   //           once every worker has had its scratch.
   Status Launch(const Grid& grid, FunctionRef<void(const Threadgroup&)> body,
                 const LaunchOptions& options = {});
+
+  // Runs every node of `graph`, each when those before it are done; returns
+  // when all are. `args` is what the nodes' bodies are given. The caller takes
+  // part as one worker. Of `options`, scratch_bytes is the least of any node.
+  //
+  // Errors:  as Launch, with the node's name; those that Prepare and host
+  //          functions return; kFailedPrecondition for a graph not built. The
+  //          first failure cancels all nodes; the next run is right.
+  // Threads: runs of one graph may overlap, where its nodes' memory allows.
+  // Cost:    warm, no allocation; docs/graphs.md has figures.
+  Status Run(const LaunchGraph& graph, void* args = nullptr,
+             const LaunchOptions& options = {});
 
   // Runs `body` once on a worker pinned to `node` (first touch, without any
   // privilege); returns when done. Errors: as Launch.

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "runtime/graph_run.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/check.h"
+#include "base/strings.h"
+#include "runtime/launch.h"
+
+namespace varlane {
+
+GraphRun::GraphRun(const std::vector<GraphNodeSpec>& specs,
+                   int num_numa_nodes) {
+  nodes_.reserve(specs.size());
+  for (const GraphNodeSpec& spec : specs) {
+    nodes_.push_back(std::make_unique<Node>(spec, num_numa_nodes));
+  }
+}
+
+GraphRun::~GraphRun() = default;
+
+void GraphRun::Start(LaunchEngine* engine, LaunchState* state) noexcept {
+  const std::lock_guard lock(mutex_);
+  engine_ = engine;
+  state_ = state;
+  first_ = last_ = nullptr;
+  num_left_ = static_cast<int>(nodes_.size());
+  num_idle_ = num_helpers_ = 0;
+  for (const std::unique_ptr<Node>& node : nodes_) {
+    node->must_tell = node->is_listed = false;
+    node->workers = 0;
+    node->waits_for = node->spec->num_before;
+    node->phase = Phase::kWaiting;
+    if (node->waits_for > 0) continue;
+    node->phase = Phase::kReady;
+    List(node.get());
+  }
+}
+
+void GraphRun::TakePart(const Drainer& worker, bool is_caller) noexcept {
+  Lock lock(mutex_);
+  if (!is_caller) ++num_helpers_;
+  while (!IsOver()) {
+    if (Node* const node = Pick()) {
+      WorkOn(node, worker, &lock);
+    } else if (!WaitForWork(is_caller, &lock)) {
+      break;
+    }
+  }
+  if (!is_caller) --num_helpers_;
+  if (num_left_ == 0 || state_->WasCancelled()) WakeIdle();
+}
+
+void GraphRun::Finish() noexcept {
+  for (const std::unique_ptr<Node>& node : nodes_) {
+    if (std::exchange(node->must_tell, false)) node->launch->Done(false);
+  }
+}
+
+// --- the list ----------------------------------------------------------------
+
+void GraphRun::List(Node* node) noexcept {
+  Node* before = last_;
+  while (before != nullptr && before->spec->priority < node->spec->priority) {
+    before = before->previous;
+  }
+  node->previous = before;
+  node->next = before != nullptr ? before->next : first_;
+  (node->next != nullptr ? node->next->previous : last_) = node;
+  (before != nullptr ? before->next : first_) = node;
+  node->is_listed = true;
+}
+
+void GraphRun::Unlist(Node* node) noexcept {
+  (node->previous != nullptr ? node->previous->next : first_) = node->next;
+  (node->next != nullptr ? node->next->previous : last_) = node->previous;
+  node->is_listed = false;
+}
+
+GraphRun::Node* GraphRun::Pick() noexcept {
+  Node* const node = first_;
+  if (node == nullptr) return nullptr;
+  ++node->workers;
+  if (node->phase == Phase::kReady) {
+    node->phase = Phase::kPreparing;
+    Unlist(node);
+  } else if (node->workers >= state_->participants ||
+             node->workers >= node->num_threadgroups) {
+    Unlist(node);
+  }
+  return node;
+}
+
+// --- work --------------------------------------------------------------------
+
+void GraphRun::WorkOn(Node* node, const Drainer& worker, Lock* lock) noexcept {
+  if (node->phase == Phase::kPreparing) {
+    Offer(lock);
+    lock->unlock();
+    const bool is_prepared = Prepare(node);
+    lock->lock();
+    if (!is_prepared) return;
+    node->phase = Phase::kOpen;
+    if (node->num_threadgroups > 1 && state_->participants > 1) List(node);
+  }
+  if (node->num_threadgroups > 0) {
+    Offer(lock);
+    lock->unlock();
+    Drainer drainer = worker;
+    drainer.grid = &node->grid;
+    drainer.name = node->spec->name.c_str();
+    GraphLaunch* const launch = node->launch.get();
+    (void)engine_->Drain(
+        &drainer, node->scratch_bytes,
+        [launch](const Threadgroup& group) { launch->Run(group); });
+    lock->lock();
+  }
+  // Either empty or cancelled: nobody else has anything to do there.
+  if (node->is_listed) Unlist(node);
+  if (--node->workers == 0 && !state_->WasCancelled()) End(node, lock);
+}
+
+// What the caller of this has picked is its own; the rest is for others.
+void GraphRun::Offer(Lock* lock) noexcept {
+  const int joins = OfferListed();
+  if (joins <= 0) return;
+  // Whoever is sending already sends for as many as there is room for.
+  if (is_sending_.exchange(true, std::memory_order_acquire)) return;
+  lock->unlock();
+  engine_->Summon(state_, joins);
+  is_sending_.store(false, std::memory_order_release);
+  lock->lock();
+}
+
+int GraphRun::OfferListed() noexcept {
+  if (first_ == nullptr) return 0;
+  const int most = state_->participants - 1;
+  int64_t work = 0;
+  for (const Node* node = first_; node != nullptr && work < most;
+       node = node->next) {
+    work += node->phase == Phase::kReady
+                ? 1
+                : node->num_threadgroups - node->workers;
+  }
+  WakeIdle();
+  return static_cast<int>(
+      std::min<int64_t>(work - num_idle_, most - num_helpers_));
+}
+
+bool GraphRun::Prepare(Node* node) noexcept {
+  const auto fail = [&](StatusCode code, const char* verb,
+                        std::string_view why) {
+    try {
+      state_->Fail(
+          {code, StrCat("node \"", node->spec->name, "\"", verb, why)});
+    } catch (...) {
+      state_->Fail({code, why});
+    }
+  };
+  try {
+    if (node->launch == nullptr) {
+      fail(StatusCode::kInvalidArgument, ": ", "its maker made nothing");
+      return false;
+    }
+    GraphGrid what;
+    if (Status status = node->launch->Prepare(args_, &what); !status.ok()) {
+      fail(status.code(), ": ", status.message());
+      return false;
+    }
+    node->must_tell = true;
+    if (Status status = engine_->Validate(what.grid, {}); !status.ok()) {
+      fail(status.code(), ": ", status.message());
+      return false;
+    }
+    node->grid.Reset(what.grid);
+    node->num_threadgroups = what.grid.num_threadgroups;
+    node->scratch_bytes = std::max(what.scratch_bytes, state_->scratch_bytes);
+    return true;
+  } catch (const std::exception& error) {
+    fail(StatusCode::kAborted, " threw: ", error.what());
+  } catch (...) {
+    fail(StatusCode::kAborted,
+         " threw: ", "something that is not a std::exception");
+  }
+  return false;
+}
+
+void GraphRun::End(Node* node, Lock* lock) noexcept {
+  lock->unlock();
+  node->must_tell = false;
+  node->launch->Done(true);
+  lock->lock();
+  node->phase = Phase::kDone;
+  --num_left_;
+  for (const int32_t index : node->spec->successors) {
+    Node* const next = nodes_[static_cast<size_t>(index)].get();
+    if (--next->waits_for > 0) continue;
+    next->phase = Phase::kReady;
+    List(next);
+  }
+}
+
+// --- waiting -----------------------------------------------------------------
+
+void GraphRun::WakeIdle() noexcept {
+  if (num_idle_ == 0) return;
+  version_.fetch_add(1, std::memory_order_release);
+  version_.notify_all();
+}
+
+// False for a helper that leaves.
+bool GraphRun::WaitForWork(bool is_caller, Lock* lock) noexcept {
+  ++num_idle_;
+  const int seen = version_.load(std::memory_order_relaxed);
+  lock->unlock();
+  const auto is_news = [&] {
+    return version_.load(std::memory_order_acquire) != seen;
+  };
+  for (int i = 0; i < engine_->spin_limit() && !is_news(); ++i) RelaxCpu();
+  if (is_caller) version_.wait(seen, std::memory_order_acquire);
+  lock->lock();
+  --num_idle_;
+  return is_caller || is_news() || first_ != nullptr;
+}
+
+}  // namespace varlane
