@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "attention/graph_nodes.h"
 #include "attention/kernels_of.h"
 #include "attention/plan.h"
 #include "attention/run.h"
@@ -160,13 +161,22 @@ Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
 }
 
 Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,
-                      const AttentionTensors& tensors, LaunchReport* report,
-                      std::stop_token stop) const {
+                      const AttentionTensors& tensors,
+                      const RunOptions& options) const {
   VARLANE_REQUIRE_ARG(plan != nullptr, "plan is null");
   VARLANE_REQUIRE(plan->impl_ != nullptr, StatusCode::kFailedPrecondition,
                   "the plan is empty: Plan was not called");
   return RunPlan(impl_->runtime(), impl_->table(), plan->impl_.get(), kv, layer,
-                 tensors, report, std::move(stop));
+                 tensors, options);
+}
+
+Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,
+                      const AttentionTensors& tensors, LaunchReport* report,
+                      std::stop_token stop) const {
+  RunOptions options;
+  options.report = report;
+  options.stop = std::move(stop);
+  return Run(plan, kv, layer, tensors, options);
 }
 
 Status Attention::WriteKv(const KvView& kv, int layer, const ConstTensor& k,
@@ -174,6 +184,35 @@ Status Attention::WriteKv(const KvView& kv, int layer, const ConstTensor& k,
                           std::span<const int64_t> slot_mapping) const {
   return WriteKvTokens(impl_->runtime(), impl_->table(), kv, layer, k, v,
                        slot_mapping);
+}
+
+Result<GraphNode> Attention::AddRun(
+    LaunchGraph* graph, std::string name,
+    std::function<AttentionNodeArgs(void* args)> bind,
+    LaunchGraph::After after) const {
+  VARLANE_REQUIRE_ARG(graph != nullptr, "graph is null");
+  VARLANE_REQUIRE_ARG(bind != nullptr, "bind of node \"", name, "\" is empty");
+  const auto check = [bind = std::move(bind)](void* args, BoundRun* bound) {
+    bound->args = bind(args);
+    const AttentionPlan* const plan = bound->args.plan;
+    VARLANE_REQUIRE_ARG(plan != nullptr, "plan is null");
+    VARLANE_REQUIRE(plan->impl_ != nullptr, StatusCode::kFailedPrecondition,
+                    "the plan is empty: Plan was not called");
+    bound->plan = plan->impl_.get();
+    return Status();
+  };
+  return graph->AddLaunch(std::move(name), RunNodes(impl_->table(), check),
+                          after);
+}
+
+Result<GraphNode> Attention::AddWriteKv(
+    LaunchGraph* graph, std::string name,
+    std::function<WriteKvNodeArgs(void* args)> bind,
+    LaunchGraph::After after) const {
+  VARLANE_REQUIRE_ARG(graph != nullptr, "graph is null");
+  VARLANE_REQUIRE_ARG(bind != nullptr, "bind of node \"", name, "\" is empty");
+  return graph->AddLaunch(std::move(name),
+                          WriteKvNodes(impl_->table(), std::move(bind)), after);
 }
 
 }  // namespace varlane

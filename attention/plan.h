@@ -77,6 +77,7 @@ struct AttentionPlan::Impl {
   std::unique_ptr<std::atomic<int32_t>[]> arrived;  // [heads, query blocks]
   int64_t arrived_size = 0;
   bool arrived_dirty = false;  // a launch failed half-way
+  std::atomic<bool> is_running = false;
 
   std::vector<WorkerCounters> counters;  // [workers]
   int64_t kv_bytes = 0;

@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <memory>
-#include <utility>
+#include <limits>
 
 #include "attention/owner.h"
 #include "base/check.h"
@@ -17,12 +16,6 @@ namespace {
 
 using Impl = AttentionPlan::Impl;
 
-// Strides with their defaults filled in.
-struct Strides {
-  int64_t token;
-  int64_t head;
-};
-
 template <typename Tensor>
 Strides Resolve(const Tensor& tensor, int num_heads, int head_size) {
   const int64_t head = tensor.head_stride != 0 ? tensor.head_stride : head_size;
@@ -31,163 +24,6 @@ Strides Resolve(const Tensor& tensor, int num_heads, int head_size) {
                             : int64_t{num_heads} * head_size;
   return {token, head};
 }
-
-// One launch: what every threadgroup reads, and nothing it writes but counters.
-class Launch {
- public:
-  Launch(const KernelTable& table, Impl* plan, const KvView& kv, int layer,
-         const AttentionTensors& tensors)
-      : plan_(*plan),
-        kernels_(table.For(kv.layout.dtype)),
-        kv_(kv),
-        layer_(layer),
-        tensors_(tensors),
-        q_(Resolve(tensors.q, plan->num_q_heads, kv.layout.head_size)),
-        out_(Resolve(tensors.out, plan->num_q_heads, kv.layout.v_head_size)) {}
-
-  void operator()(const Threadgroup& tg) const {
-    WorkerCounters& count = plan_.counters[static_cast<size_t>(tg.worker())];
-    Assignment work;
-    if (!Assign(plan_, tg.index(), count, &work)) return;
-    if (!work.is_whole()) {
-      RunPartition(tg, work, count);
-      return;
-    }
-    AttendArgs args = Args(tg, work.item, work.head);
-    args.partition_begin = work.partition_begin;
-    args.partition_end = work.partition_end;
-    Finish(work.item, work.head, &args);
-    kernels_.attend(args);
-  }
-
- private:
-  using Item = Impl::Item;
-
-  AttendArgs Args(const Threadgroup& tg, const Item& item, int head) const {
-    const KvLayout& layout = plan_.layout;
-    const int64_t token = TokenOf(item);
-    const int64_t q_head = int64_t{head} * plan_.group;
-    AttendArgs args;
-    args.q = static_cast<const std::byte*>(tensors_.q.data) +
-             (token * q_.token + q_head * q_.head) *
-                 static_cast<int64_t>(SizeOf(tensors_.q.dtype));
-    args.q_dtype = tensors_.q.dtype;
-    args.q_token_stride = q_.token;
-    args.q_head_stride = q_.head;
-    args.num_tokens = static_cast<int>(item.num_tokens);
-    args.group = plan_.group;
-    args.head_size = layout.head_size;
-    args.v_head_size = layout.v_head_size;
-    args.scale_log2 = plan_.scale_log2;
-    args.negate_q = plan_.negate_q;
-    args.kv = PagesOf(item, head);
-    args.mask = item.mask;
-    args.softcap = plan_.softcap;
-    if (tensors_.alibi_slopes != nullptr) {
-      args.alibi_slopes = tensors_.alibi_slopes + q_head;
-    }
-    args.scratch = tg.scratch().data();
-    AimNext(tg.index() + 1, &args);
-    return args;
-  }
-
-  // Workers claim neighbouring threadgroups: while few rows finish this one,
-  // they fetch the first keys of the next.
-  void AimNext(int64_t index, AttendArgs* args) const {
-    constexpr int kFewRows = 8;
-    if (args->num_tokens * args->group > kFewRows) return;
-    if (index >= plan_.grid_size) return;
-    WorkerCounters uncounted;
-    Assignment next;
-    if (!Assign(plan_, index, uncounted, &next)) return;
-    const RowMask& mask = next.item.mask;
-    args->next_low = std::max(mask.low(0), next.partition_begin * kPartition);
-    args->next_high = std::min(mask.high(next.item.num_tokens - 1),
-                               next.partition_end * kPartition);
-    if (args->next_low >= args->next_high) return;
-    args->next = PagesOf(next.item, next.head);
-  }
-
-  KvPages PagesOf(const Item& item, int head) const {
-    KvPages pages;
-    pages.k = kv_.k(0, layer_, head);
-    pages.v = kv_.v(0, layer_, head);
-    pages.block_bytes = plan_.layout.block_bytes();
-    pages.block_table =
-        plan_.block_tables.data() + item.seq * plan_.block_table_stride;
-    pages.block_size_log2 =
-        std::countr_zero(static_cast<unsigned>(plan_.layout.block_size));
-    return pages;
-  }
-
-  int64_t TokenOf(const Item& item) const {
-    return plan_.cu_seqlens_q[static_cast<size_t>(item.seq)] + item.first_token;
-  }
-
-  template <typename Args>
-  void Finish(const Item& item, int head, Args* args) const {
-    const int64_t token = TokenOf(item);
-    const int64_t q_head = int64_t{head} * plan_.group;
-    args->out = static_cast<std::byte*>(tensors_.out.data) +
-                (token * out_.token + q_head * out_.head) *
-                    static_cast<int64_t>(SizeOf(tensors_.out.dtype));
-    args->out_dtype = tensors_.out.dtype;
-    args->out_token_stride = out_.token;
-    args->out_head_stride = out_.head;
-    args->lse_token_stride = plan_.num_q_heads;
-    args->lse = tensors_.lse == nullptr
-                    ? nullptr
-                    : tensors_.lse + token * plan_.num_q_heads + q_head;
-    args->sinks = tensors_.sinks == nullptr ? nullptr : tensors_.sinks + q_head;
-  }
-
-  // One partition of a spread item; whoever arrives last merges. Nobody waits.
-  void RunPartition(const Threadgroup& tg, const Assignment& work,
-                    WorkerCounters& count) const {
-    const Item& item = work.item;
-    const int64_t record = PartialFloats(plan_.layout.v_head_size_padded());
-    const auto at = static_cast<size_t>(item.seq);
-    const int64_t per_partition = item.q_len * plan_.group * record;
-    float* base = plan_.partials.data() +
-                  (work.head * plan_.partial_base.back() +
-                   plan_.partial_base[at] + item.first_token * plan_.group) *
-                      record;
-    AttendArgs args = Args(tg, item, work.head);
-    args.partition_begin = work.partition_begin;
-    args.partition_end = work.partition_end;
-    args.partials =
-        base + (work.partition_begin - item.partition_begin) * per_partition;
-    kernels_.attend(args);
-    ++count.spread_partitions;
-
-    std::atomic<int32_t>& arrived = plan_.arrived[static_cast<size_t>(
-        work.head * plan_.num_query_blocks + work.block)];
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 !=
-        item.num_partitions()) {
-      return;
-    }
-    arrived.store(0, std::memory_order_relaxed);  // for the next layer
-    ++count.merges;
-    MergeArgs merge;
-    merge.partials = base;
-    merge.num_partials = item.num_partitions();
-    merge.partial_stride = per_partition;
-    merge.num_tokens = static_cast<int>(item.num_tokens);
-    merge.group = plan_.group;
-    merge.v_head_size = plan_.layout.v_head_size;
-    merge.scratch = tg.scratch().data();
-    Finish(item, work.head, &merge);
-    kernels_.merge(merge);
-  }
-
-  Impl& plan_;
-  const KvKernels& kernels_;
-  const KvView& kv_;
-  int layer_;
-  const AttentionTensors& tensors_;
-  Strides q_;
-  Strides out_;
-};
 
 Status ValidateRun(const Impl& plan, const KvView& kv, int layer,
                    const AttentionTensors& tensors) {
@@ -239,37 +75,224 @@ void FillReport(const Impl& plan, double seconds, LaunchReport* report) {
   report->seconds = seconds;
 }
 
+// Sets `count` elements of either width.
+void SetNan(void* at, DType dtype, int64_t count) noexcept {
+  if (dtype == DType::kF32) {
+    std::fill_n(static_cast<float*>(at), count,
+                std::numeric_limits<float>::quiet_NaN());
+  } else {
+    const uint16_t nan = dtype == DType::kBF16 ? 0x7FC0 : 0x7E00;
+    std::fill_n(static_cast<uint16_t*>(at), count, nan);
+  }
+}
+
 }  // namespace
 
-Status RunPlan(Runtime* runtime, const KernelTable& table,
-               AttentionPlan::Impl* plan, const KvView& kv, int layer,
-               const AttentionTensors& tensors, LaunchReport* report,
-               std::stop_token stop) {
+Status PlanRun::Begin(const KernelTable& table, Impl* plan, const KvView& kv,
+                      int layer, const AttentionTensors& tensors) {
   VARLANE_RETURN_IF_ERROR(ValidateRun(*plan, kv, layer, tensors));
+  VARLANE_REQUIRE(!plan->is_running.exchange(true, std::memory_order_acquire),
+                  StatusCode::kFailedPrecondition,
+                  "the plan is running already: one plan serves one Run at a "
+                  "time");
   PrepareArrivals(plan);
   std::fill(plan->counters.begin(), plan->counters.end(), WorkerCounters{});
-  const int rows =
-      static_cast<int>(std::min<int64_t>(plan->block_q, plan->total_q)) *
-      plan->group;
-  LaunchOptions options;
-  options.scratch_bytes =
-      table.For(plan->layout.dtype)
-          .attend_scratch_bytes(rows, plan->layout.head_size,
-                                plan->layout.v_head_size);
-  options.stop = std::move(stop);
-  const Launch launch(table, plan, kv, layer, tensors);
-
-  const auto start = std::chrono::steady_clock::now();
   plan->arrived_dirty = true;
-  const Status status = runtime->Launch(Grid{plan->grid_size}, launch, options);
-  if (!status.ok()) return status;
-  plan->arrived_dirty = false;
-  if (report != nullptr) {
-    const std::chrono::duration<double> elapsed =
-        std::chrono::steady_clock::now() - start;
-    FillReport(*plan, elapsed.count(), report);
-  }
+  plan_ = plan;
+  kernels_ = &table.For(kv.layout.dtype);
+  kv_ = kv;
+  layer_ = layer;
+  tensors_ = tensors;
+  q_ = Resolve(tensors.q, plan->num_q_heads, kv.layout.head_size);
+  out_ = Resolve(tensors.out, plan->num_q_heads, kv.layout.v_head_size);
+  start_ = std::chrono::steady_clock::now();
   return {};
+}
+
+void PlanRun::End(bool complete, bool fill_nan, LaunchReport* report) noexcept {
+  if (complete) {
+    plan_->arrived_dirty = false;
+    if (report != nullptr) {
+      const std::chrono::duration<double> elapsed =
+          std::chrono::steady_clock::now() - start_;
+      FillReport(*plan_, elapsed.count(), report);
+    }
+  } else if (fill_nan) {
+    FillNan();
+  }
+  plan_->is_running.store(false, std::memory_order_release);
+}
+
+size_t PlanRun::scratch_bytes() const noexcept {
+  const int rows =
+      static_cast<int>(std::min<int64_t>(plan_->block_q, plan_->total_q)) *
+      plan_->group;
+  return kernels_->attend_scratch_bytes(rows, plan_->layout.head_size,
+                                        plan_->layout.v_head_size);
+}
+
+void PlanRun::FillNan() const noexcept {
+  const MutableTensor& out = tensors_.out;
+  const int num_heads = plan_->num_q_heads;
+  for (int64_t token = 0; token < plan_->total_q; ++token) {
+    for (int head = 0; head < num_heads; ++head) {
+      SetNan(static_cast<std::byte*>(out.data) +
+                 (token * out_.token + head * out_.head) *
+                     static_cast<int64_t>(SizeOf(out.dtype)),
+             out.dtype, plan_->layout.v_head_size);
+    }
+  }
+  if (tensors_.lse != nullptr) {
+    SetNan(tensors_.lse, DType::kF32, plan_->total_q * num_heads);
+  }
+}
+
+void PlanRun::operator()(const Threadgroup& tg) const {
+  WorkerCounters& count = plan_->counters[static_cast<size_t>(tg.worker())];
+  Assignment work;
+  if (!Assign(*plan_, tg.index(), count, &work)) return;
+  if (!work.is_whole()) {
+    RunPartition(tg, work, count);
+    return;
+  }
+  AttendArgs args = Args(tg, work.item, work.head);
+  args.partition_begin = work.partition_begin;
+  args.partition_end = work.partition_end;
+  Finish(work.item, work.head, &args);
+  kernels_->attend(args);
+}
+
+AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
+                         int head) const {
+  const KvLayout& layout = plan_->layout;
+  const int64_t token = TokenOf(item);
+  const int64_t q_head = int64_t{head} * plan_->group;
+  AttendArgs args;
+  args.q = static_cast<const std::byte*>(tensors_.q.data) +
+           (token * q_.token + q_head * q_.head) *
+               static_cast<int64_t>(SizeOf(tensors_.q.dtype));
+  args.q_dtype = tensors_.q.dtype;
+  args.q_token_stride = q_.token;
+  args.q_head_stride = q_.head;
+  args.num_tokens = static_cast<int>(item.num_tokens);
+  args.group = plan_->group;
+  args.head_size = layout.head_size;
+  args.v_head_size = layout.v_head_size;
+  args.scale_log2 = plan_->scale_log2;
+  args.negate_q = plan_->negate_q;
+  args.kv = PagesOf(item, head);
+  args.mask = item.mask;
+  args.softcap = plan_->softcap;
+  if (tensors_.alibi_slopes != nullptr) {
+    args.alibi_slopes = tensors_.alibi_slopes + q_head;
+  }
+  args.scratch = tg.scratch().data();
+  AimNext(tg.index() + 1, &args);
+  return args;
+}
+
+// Workers claim neighbouring threadgroups: while few rows finish this one,
+// they fetch the first keys of the next.
+void PlanRun::AimNext(int64_t index, AttendArgs* args) const {
+  constexpr int kFewRows = 8;
+  if (args->num_tokens * args->group > kFewRows) return;
+  if (index >= plan_->grid_size) return;
+  WorkerCounters uncounted;
+  Assignment next;
+  if (!Assign(*plan_, index, uncounted, &next)) return;
+  const RowMask& mask = next.item.mask;
+  args->next_low = std::max(mask.low(0), next.partition_begin * kPartition);
+  args->next_high = std::min(mask.high(next.item.num_tokens - 1),
+                             next.partition_end * kPartition);
+  if (args->next_low >= args->next_high) return;
+  args->next = PagesOf(next.item, next.head);
+}
+
+KvPages PlanRun::PagesOf(const Item& item, int head) const {
+  KvPages pages;
+  pages.k = kv_.k(0, layer_, head);
+  pages.v = kv_.v(0, layer_, head);
+  pages.block_bytes = plan_->layout.block_bytes();
+  pages.block_table =
+      plan_->block_tables.data() + item.seq * plan_->block_table_stride;
+  pages.block_size_log2 =
+      std::countr_zero(static_cast<unsigned>(plan_->layout.block_size));
+  return pages;
+}
+
+int64_t PlanRun::TokenOf(const Item& item) const {
+  return plan_->cu_seqlens_q[static_cast<size_t>(item.seq)] + item.first_token;
+}
+
+template <typename KernelArgs>
+void PlanRun::Finish(const Item& item, int head, KernelArgs* args) const {
+  const int64_t token = TokenOf(item);
+  const int64_t q_head = int64_t{head} * plan_->group;
+  args->out = static_cast<std::byte*>(tensors_.out.data) +
+              (token * out_.token + q_head * out_.head) *
+                  static_cast<int64_t>(SizeOf(tensors_.out.dtype));
+  args->out_dtype = tensors_.out.dtype;
+  args->out_token_stride = out_.token;
+  args->out_head_stride = out_.head;
+  args->lse_token_stride = plan_->num_q_heads;
+  args->lse = tensors_.lse == nullptr
+                  ? nullptr
+                  : tensors_.lse + token * plan_->num_q_heads + q_head;
+  args->sinks = tensors_.sinks == nullptr ? nullptr : tensors_.sinks + q_head;
+}
+
+// One partition of a spread item; whoever arrives last merges. Nobody waits.
+void PlanRun::RunPartition(const Threadgroup& tg, const Assignment& work,
+                           WorkerCounters& count) const {
+  const Item& item = work.item;
+  const int64_t record = PartialFloats(plan_->layout.v_head_size_padded());
+  const auto at = static_cast<size_t>(item.seq);
+  const int64_t per_partition = item.q_len * plan_->group * record;
+  float* base = plan_->partials.data() +
+                (work.head * plan_->partial_base.back() +
+                 plan_->partial_base[at] + item.first_token * plan_->group) *
+                    record;
+  AttendArgs args = Args(tg, item, work.head);
+  args.partition_begin = work.partition_begin;
+  args.partition_end = work.partition_end;
+  args.partials =
+      base + (work.partition_begin - item.partition_begin) * per_partition;
+  kernels_->attend(args);
+  ++count.spread_partitions;
+
+  std::atomic<int32_t>& arrived = plan_->arrived[static_cast<size_t>(
+      work.head * plan_->num_query_blocks + work.block)];
+  if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 !=
+      item.num_partitions()) {
+    return;
+  }
+  arrived.store(0, std::memory_order_relaxed);  // for the next layer
+  ++count.merges;
+  MergeArgs merge;
+  merge.partials = base;
+  merge.num_partials = item.num_partitions();
+  merge.partial_stride = per_partition;
+  merge.num_tokens = static_cast<int>(item.num_tokens);
+  merge.group = plan_->group;
+  merge.v_head_size = plan_->layout.v_head_size;
+  merge.scratch = tg.scratch().data();
+  Finish(item, work.head, &merge);
+  kernels_->merge(merge);
+}
+
+Status RunPlan(Runtime* runtime, const KernelTable& table, Impl* plan,
+               const KvView& kv, int layer, const AttentionTensors& tensors,
+               const RunOptions& options) {
+  PlanRun run;
+  VARLANE_RETURN_IF_ERROR(run.Begin(table, plan, kv, layer, tensors));
+  LaunchOptions launch;
+  launch.scratch_bytes = run.scratch_bytes();
+  launch.stop = options.stop;
+  launch.deadline = options.deadline;
+  const Status status =
+      runtime->Launch(Grid{run.num_threadgroups()}, run, launch);
+  run.End(status.ok(), options.fill_nan, options.report);
+  return status;
 }
 
 }  // namespace varlane

@@ -5,7 +5,9 @@
 #ifndef VARLANE_ATTENTION_RUN_H_
 #define VARLANE_ATTENTION_RUN_H_
 
-#include <stop_token>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
 
 #include "attention/plan.h"
 #include "kernels/kernel_table.h"
@@ -14,11 +16,58 @@
 
 namespace varlane {
 
+struct Assignment;
+
+// Strides of a tensor with their defaults filled in, in elements.
+struct Strides {
+  int64_t token = 0;
+  int64_t head = 0;
+};
+
+// One layer's launch of a plan: what every threadgroup reads, and nothing it
+// writes but counters. Begin, the bodies, End; then it may begin again.
+class PlanRun {
+ public:
+  // Validates, and takes the plan until End. Errors: as Attention::Run.
+  Status Begin(const KernelTable& table, AttentionPlan::Impl* plan,
+               const KvView& kv, int layer, const AttentionTensors& tensors);
+  // Requires: Begin returned OK, and no body runs any more. A launch that is
+  // not `complete` has no report; with `fill_nan` its output becomes NaN.
+  void End(bool complete, bool fill_nan, LaunchReport* report) noexcept;
+
+  int64_t num_threadgroups() const noexcept { return plan_->grid_size; }
+  size_t scratch_bytes() const noexcept;  // per worker
+
+  // The body.
+  void operator()(const Threadgroup& group) const;
+
+ private:
+  using Item = AttentionPlan::Impl::Item;
+
+  AttendArgs Args(const Threadgroup& group, const Item& item, int head) const;
+  void AimNext(int64_t index, AttendArgs* args) const;
+  KvPages PagesOf(const Item& item, int head) const;
+  int64_t TokenOf(const Item& item) const;
+  template <typename KernelArgs>
+  void Finish(const Item& item, int head, KernelArgs* args) const;
+  void RunPartition(const Threadgroup& group, const Assignment& work,
+                    WorkerCounters& count) const;
+  void FillNan() const noexcept;
+
+  AttentionPlan::Impl* plan_ = nullptr;
+  const KvKernels* kernels_ = nullptr;
+  KvView kv_;
+  int layer_ = 0;
+  AttentionTensors tensors_;
+  Strides q_;
+  Strides out_;
+  std::chrono::steady_clock::time_point start_;
+};
+
 // Errors: as Attention::Run.
 Status RunPlan(Runtime* runtime, const KernelTable& table,
                AttentionPlan::Impl* plan, const KvView& kv, int layer,
-               const AttentionTensors& tensors, LaunchReport* report,
-               std::stop_token stop);
+               const AttentionTensors& tensors, const RunOptions& options);
 
 }  // namespace varlane
 

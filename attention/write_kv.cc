@@ -47,41 +47,61 @@ const void* RowOf(const ConstTensor& tensor, int64_t token, int head,
 
 }  // namespace
 
+Status KvWrite::Begin(const KernelTable& table, const KvView& kv, int layer,
+                      const ConstTensor& k, const ConstTensor& v,
+                      std::span<const int64_t> slot_mapping) {
+  VARLANE_RETURN_IF_ERROR(Validate(kv, layer, k, v, slot_mapping));
+  kernels_ = &table.For(kv.layout.dtype);
+  kv_ = kv;
+  layer_ = layer;
+  k_ = k;
+  v_ = v;
+  slot_mapping_ = slot_mapping;
+  return {};
+}
+
+int64_t KvWrite::num_threadgroups() const noexcept {
+  return DivCeil(static_cast<int64_t>(slot_mapping_.size()), kTokensPerGroup);
+}
+
+void KvWrite::operator()(const Threadgroup& group) const {
+  const auto num_tokens = static_cast<int64_t>(slot_mapping_.size());
+  const int64_t begin = group.index() * kTokensPerGroup;
+  const int64_t end = std::min(num_tokens, begin + kTokensPerGroup);
+  // Heads outside: a block's lines are revisited while they are in L1.
+  for (int head = 0; head < kv_.layout.num_kv_heads; ++head) {
+    for (int64_t token = begin; token < end; ++token) {
+      if (slot_mapping_[static_cast<size_t>(token)] >= 0) {
+        WriteToken(token, head);
+      }
+    }
+  }
+}
+
+void KvWrite::WriteToken(int64_t token, int head) const {
+  const KvLayout& layout = kv_.layout;
+  const int64_t slot = slot_mapping_[static_cast<size_t>(token)];
+  WriteArgs args;
+  args.k = RowOf(k_, token, head, layout.num_kv_heads, layout.head_size);
+  args.v = RowOf(v_, token, head, layout.num_kv_heads, layout.v_head_size);
+  args.k_dtype = k_.dtype;
+  args.v_dtype = v_.dtype;
+  args.head_size = layout.head_size;
+  args.v_head_size = layout.v_head_size;
+  args.k_block = kv_.k(slot / layout.block_size, layer_, head);
+  args.v_block = kv_.v(slot / layout.block_size, layer_, head);
+  args.block_size = layout.block_size;
+  args.offset = static_cast<int>(slot % layout.block_size);
+  kernels_->write(args);
+}
+
 Status WriteKvTokens(Runtime* runtime, const KernelTable& table,
                      const KvView& kv, int layer, const ConstTensor& k,
                      const ConstTensor& v,
                      std::span<const int64_t> slot_mapping) {
-  VARLANE_RETURN_IF_ERROR(Validate(kv, layer, k, v, slot_mapping));
-  const KvLayout& layout = kv.layout;
-  const KvKernels& kernels = table.For(layout.dtype);
-  const auto num_tokens = static_cast<int64_t>(slot_mapping.size());
-
-  const auto write = [&](int64_t token, int head) {
-    const int64_t slot = slot_mapping[static_cast<size_t>(token)];
-    WriteArgs args;
-    args.k = RowOf(k, token, head, layout.num_kv_heads, layout.head_size);
-    args.v = RowOf(v, token, head, layout.num_kv_heads, layout.v_head_size);
-    args.k_dtype = k.dtype;
-    args.v_dtype = v.dtype;
-    args.head_size = layout.head_size;
-    args.v_head_size = layout.v_head_size;
-    args.k_block = kv.k(slot / layout.block_size, layer, head);
-    args.v_block = kv.v(slot / layout.block_size, layer, head);
-    args.block_size = layout.block_size;
-    args.offset = static_cast<int>(slot % layout.block_size);
-    kernels.write(args);
-  };
-  const auto body = [&](const Threadgroup& tg) {
-    const int64_t begin = tg.index() * kTokensPerGroup;
-    const int64_t end = std::min(num_tokens, begin + kTokensPerGroup);
-    // Heads outside: a block's lines are revisited while they are in L1.
-    for (int head = 0; head < layout.num_kv_heads; ++head) {
-      for (int64_t token = begin; token < end; ++token) {
-        if (slot_mapping[static_cast<size_t>(token)] >= 0) write(token, head);
-      }
-    }
-  };
-  return runtime->Launch(Grid{DivCeil(num_tokens, kTokensPerGroup)}, body);
+  KvWrite write;
+  VARLANE_RETURN_IF_ERROR(write.Begin(table, kv, layer, k, v, slot_mapping));
+  return runtime->Launch(Grid{write.num_threadgroups()}, write);
 }
 
 }  // namespace varlane

@@ -14,6 +14,27 @@
 
 namespace varlane {
 
+// One write: Begin, then the body for each threadgroup.
+class KvWrite {
+ public:
+  // Errors: as Attention::WriteKv. `slot_mapping` stays the caller's.
+  Status Begin(const KernelTable& table, const KvView& kv, int layer,
+               const ConstTensor& k, const ConstTensor& v,
+               std::span<const int64_t> slot_mapping);
+  int64_t num_threadgroups() const noexcept;
+  void operator()(const Threadgroup& group) const;
+
+ private:
+  void WriteToken(int64_t token, int head) const;
+
+  const KvKernels* kernels_ = nullptr;
+  KvView kv_;
+  int layer_ = 0;
+  ConstTensor k_;
+  ConstTensor v_;
+  std::span<const int64_t> slot_mapping_;
+};
+
 // Errors: as Attention::WriteKv.
 Status WriteKvTokens(Runtime* runtime, const KernelTable& table,
                      const KvView& kv, int layer, const ConstTensor& k,

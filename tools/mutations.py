@@ -125,9 +125,9 @@ MUTATIONS = [
      "tensors_.sinks + q_head", "tensors_.sinks"),
     # --- partitions ---
     ("partition dropped", RUN,
-     "args.partition_end = work.partition_end;\n    Finish",
+     "args.partition_end = work.partition_end;\n  Finish",
      "args.partition_end = std::max(work.partition_begin + 1,\n"
-     "                                  work.partition_end - 1);\n    Finish"),
+     "                                work.partition_end - 1);\n  Finish"),
     ("merge skips a partial", ATTEND,
      "p < args.num_partials; ++p", "p < args.num_partials - 1; ++p"),
     ("merge skips the first partial", ATTEND,
@@ -148,8 +148,8 @@ MUTATIONS = [
     ("arrivals not reset", RUN,
      "arrived.store(0, std::memory_order_relaxed);  // for the next layer", ""),
     ("query blocks share their partials", RUN,
-     "plan_.partial_base[at] + item.first_token * plan_.group)",
-     "plan_.partial_base[at])"),
+     "plan_->partial_base[at] + item.first_token * plan_->group)",
+     "plan_->partial_base[at])"),
     # --- merging finished rows ---
     ("merged state weighed inversely", MERGE,
      "(lse - largest) * kLog2E", "(largest - lse) * kLog2E"),

@@ -41,20 +41,6 @@ class PhaseTimer {
   Clock::time_point start_;
 };
 
-void AddReport(const LaunchReport& report, LaunchReport* sum) {
-  sum->threadgroups += report.threadgroups;
-  sum->surplus_threadgroups += report.surplus_threadgroups;
-  sum->owner_searches += report.owner_searches;
-  sum->owner_lookups += report.owner_lookups;
-  sum->owner_planned += report.owner_planned;
-  sum->owner_padded += report.owner_padded;
-  sum->spread_partitions += report.spread_partitions;
-  sum->merges += report.merges;
-  sum->kv_bytes += report.kv_bytes;
-  sum->flops += report.flops;
-  sum->seconds += report.seconds;
-}
-
 class Replay {
  public:
   Replay(const ReplayOptions& options, const Workload& workload,
@@ -203,7 +189,7 @@ Status Replay::RunLayer(int layer) {
     tensors.lse = buffers_.lse();
     LaunchReport report;
     VARLANE_TOOLS_TRY(attention_->Run(&plan_, kv, layer, tensors, &report));
-    AddReport(report, &result_.launches);
+    result_.launches += report;
   }
   ++result_.num_launches;
   if (plan_.spreads_partitions()) ++result_.spread_launches;

@@ -14,7 +14,9 @@
 #ifndef VARLANE_ATTENTION_H_
 #define VARLANE_ATTENTION_H_
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stop_token>
@@ -23,6 +25,7 @@
 
 #include "varlane/dtype.h"
 #include "varlane/export.h"
+#include "varlane/graph.h"
 #include "varlane/kv_layout.h"
 #include "varlane/runtime.h"
 #include "varlane/status.h"
@@ -128,6 +131,20 @@ struct LaunchReport {
   double seconds = 0;                // wall time of the launch
 };
 
+// Of several launches: everything is a sum.
+VARLANE_EXPORT LaunchReport& operator+=(LaunchReport& to,
+                                        const LaunchReport& other) noexcept;
+
+struct RunOptions {
+  LaunchReport* report = nullptr;  // filled when the launch succeeds
+  std::stop_token stop = {};
+  std::chrono::steady_clock::time_point deadline =
+      std::chrono::steady_clock::time_point::max();
+  // Sets out and lse to NaN when the launch has begun and failed, so that what
+  // is unspecified cannot be mistaken for a result.
+  bool fill_nan = false;
+};
+
 class VARLANE_EXPORT AttentionPlan {
  public:
   AttentionPlan();
@@ -147,6 +164,26 @@ class VARLANE_EXPORT AttentionPlan {
  private:
   friend class Attention;
   std::unique_ptr<Impl> impl_;
+};
+
+// What an attention node of a graph does in one run: as Attention::Run.
+struct AttentionNodeArgs {
+  AttentionPlan* plan = nullptr;
+  KvView kv = {};
+  int layer = 0;
+  AttentionTensors tensors = {};
+  LaunchReport* report = nullptr;
+  bool fill_nan = false;
+};
+
+// What a cache write of a graph does in one run: as Attention::WriteKv.
+// `slot_mapping` must stay valid until the node is done.
+struct WriteKvNodeArgs {
+  KvView kv = {};
+  int layer = 0;
+  ConstTensor k = {};
+  ConstTensor v = {};
+  std::span<const int64_t> slot_mapping = {};
 };
 
 // The operation on one runtime with one kernel table.
@@ -182,7 +219,11 @@ class VARLANE_EXPORT Attention {
   // Requires: `kv` has the layout the plan was made for, and at least its
   //           blocks; tensors as AttentionTensors says.
   // Errors:   kInvalidArgument, kFailedPrecondition (plan); kCancelled;
-  //           kAborted. `out` is unspecified after the last two.
+  //           kDeadlineExceeded; kAborted; kResourceExhausted (scratch). `out`
+  //           and `lse` are unspecified after the last four, or NaN with
+  //           RunOptions::fill_nan; the next Run is right.
+  Status Run(AttentionPlan* plan, const KvView& kv, int layer,
+             const AttentionTensors& tensors, const RunOptions& options) const;
   Status Run(AttentionPlan* plan, const KvView& kv, int layer,
              const AttentionTensors& tensors, LaunchReport* report = nullptr,
              std::stop_token stop = {}) const;
@@ -196,6 +237,20 @@ class VARLANE_EXPORT Attention {
   Status WriteKv(const KvView& kv, int layer, const ConstTensor& k,
                  const ConstTensor& v,
                  std::span<const int64_t> slot_mapping) const;
+
+  // Add Run or WriteKv to a graph. `bind` is called in every run, when the
+  // nodes before are done, with the run's `args`: plan, tensors and layer may
+  // be others each time, and a plan may be made by a host function before.
+  // Nodes that use one plan need a dependency between them; two that run it at
+  // once fail with kFailedPrecondition. This object must outlive the graph.
+  //
+  // Errors: as LaunchGraph::AddLaunch; when run, as Run and WriteKv.
+  Result<GraphNode> AddRun(LaunchGraph* graph, std::string name,
+                           std::function<AttentionNodeArgs(void* args)> bind,
+                           LaunchGraph::After after = {}) const;
+  Result<GraphNode> AddWriteKv(LaunchGraph* graph, std::string name,
+                               std::function<WriteKvNodeArgs(void* args)> bind,
+                               LaunchGraph::After after = {}) const;
 
  private:
   class Impl;

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "attention/graph_nodes.h"
+
+#include <utility>
+
+#include "attention/run.h"
+#include "attention/write_kv.h"
+#include "base/check.h"
+
+namespace varlane {
+namespace {
+
+class RunNode final : public GraphLaunch {
+ public:
+  RunNode(const KernelTable& table, std::shared_ptr<const BindRun> bind)
+      : table_(table), bind_(std::move(bind)) {}
+
+  Status Prepare(void* args, GraphGrid* grid) override {
+    BoundRun bound;
+    VARLANE_RETURN_IF_ERROR((*bind_)(args, &bound));
+    const AttentionNodeArgs& with = bound.args;
+    VARLANE_RETURN_IF_ERROR(
+        run_.Begin(table_, bound.plan, with.kv, with.layer, with.tensors));
+    report_ = with.report;
+    fill_nan_ = with.fill_nan;
+    *grid = {.grid = {run_.num_threadgroups()},
+             .scratch_bytes = run_.scratch_bytes()};
+    return {};
+  }
+  void Run(const Threadgroup& group) override { run_(group); }
+  void Done(bool complete) noexcept override {
+    run_.End(complete, fill_nan_, report_);
+  }
+
+ private:
+  const KernelTable& table_;
+  std::shared_ptr<const BindRun> bind_;
+  PlanRun run_;
+  LaunchReport* report_ = nullptr;
+  bool fill_nan_ = false;
+};
+
+class WriteKvNode final : public GraphLaunch {
+ public:
+  WriteKvNode(const KernelTable& table, std::shared_ptr<const BindWriteKv> bind)
+      : table_(table), bind_(std::move(bind)) {}
+
+  Status Prepare(void* args, GraphGrid* grid) override {
+    const WriteKvNodeArgs with = (*bind_)(args);
+    VARLANE_RETURN_IF_ERROR(write_.Begin(table_, with.kv, with.layer, with.k,
+                                         with.v, with.slot_mapping));
+    grid->grid.num_threadgroups = write_.num_threadgroups();
+    return {};
+  }
+  void Run(const Threadgroup& group) override { write_(group); }
+
+ private:
+  const KernelTable& table_;
+  std::shared_ptr<const BindWriteKv> bind_;
+  KvWrite write_;
+};
+
+// Makes Nodes that share what binds them.
+template <typename Node, typename Bind>
+LaunchGraph::MakeLaunch Maker(const KernelTable& table, Bind bind) {
+  auto shared = std::make_shared<const Bind>(std::move(bind));
+  return [&table, shared] { return std::make_unique<Node>(table, shared); };
+}
+
+}  // namespace
+
+LaunchGraph::MakeLaunch RunNodes(const KernelTable& table, BindRun bind) {
+  return Maker<RunNode>(table, std::move(bind));
+}
+
+LaunchGraph::MakeLaunch WriteKvNodes(const KernelTable& table,
+                                     BindWriteKv bind) {
+  return Maker<WriteKvNode>(table, std::move(bind));
+}
+
+}  // namespace varlane

@@ -1,0 +1,24 @@
+// LaunchReport's arithmetic.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include "varlane/attention.h"
+
+namespace varlane {
+
+LaunchReport& operator+=(LaunchReport& to, const LaunchReport& other) noexcept {
+  to.threadgroups += other.threadgroups;
+  to.surplus_threadgroups += other.surplus_threadgroups;
+  to.owner_searches += other.owner_searches;
+  to.owner_lookups += other.owner_lookups;
+  to.owner_planned += other.owner_planned;
+  to.owner_padded += other.owner_padded;
+  to.spread_partitions += other.spread_partitions;
+  to.merges += other.merges;
+  to.kv_bytes += other.kv_bytes;
+  to.flops += other.flops;
+  to.seconds += other.seconds;
+  return to;
+}
+
+}  // namespace varlane
