@@ -16,6 +16,10 @@ namespace varlane {
 namespace {
 
 constexpr std::array kVariables = {
+    EnvVariable{"MEMORY_PRESSURE_WATCH", "(none)",
+                "what to watch for memory pressure, as systemd sets it"},
+    EnvVariable{"MEMORY_PRESSURE_WRITE", "(none)",
+                "what to write there first, in base64, as systemd sets it"},
     EnvVariable{"VARLANE_HUGE_PAGES", "transparent",
                 "pages of the KV pool: explicit, transparent or off"},
     EnvVariable{"VARLANE_MEMORY_FRACTION", "0.9",
