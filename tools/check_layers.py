@@ -24,7 +24,7 @@ PUBLIC_LAYER = {
     "kv_layout.h": 0, "reference.h": 0, "status.h": 0, "version.h": 0,
     "runtime.h": 1, "graph.h": 1,
     "memory_account.h": 2, "memory_budget.h": 2, "kv_pool.h": 2,
-    "pressure.h": 2, "session.h": 2,
+    "pressure.h": 2, "session.h": 2, "swap.h": 2,
     "attention.h": 3, "limits.h": 3,
     "kv_ops.h": 3, "merge_states.h": 3,
     "scheduler.h": 4,
