@@ -40,12 +40,12 @@ struct alignas(64) BlockAllocator::Node {
   // Written by every thread. Free blocks in the low half, fewer than the set
   // has while some are being taken; cached ones in the high half.
   alignas(64) std::atomic<uint64_t> counts{0};
-  alignas(64) std::atomic<int64_t> capacity{0};
 };
 
 BlockAllocator::BlockAllocator(const Options& options)
     : options_(options),
       random_state_(options.seed),
+      capacities_(static_cast<size_t>(options.num_nodes)),
       words_(static_cast<size_t>(options.num_nodes * options.blocks_per_node)) {
   VARLANE_DCHECK(options.num_nodes >= 1 && max_blocks() >= 0 &&
                  max_blocks() <= std::numeric_limits<BlockId>::max());
@@ -110,7 +110,7 @@ bool BlockAllocator::Grow(int node, int64_t num_blocks) noexcept {
   const int64_t begin = capacity(node);
   if (num_blocks < 0 || num_blocks > blocks_per_node() - begin) return false;
   const int64_t end = begin + num_blocks;
-  grown.capacity.store(end, std::memory_order_release);
+  capacities_[static_cast<size_t>(node)].store(end, std::memory_order_release);
   if (options_.shuffle) {
     ShuffleNewBlocks(&grown, begin, end);
     for (int64_t i = begin; i < end; ++i) {
@@ -136,7 +136,8 @@ bool BlockAllocator::Shrink(int node, int64_t num_blocks) noexcept {
     (void)shrunk.free.Erase(PositionOf(static_cast<BlockId>(first + i)));
   }
   shrunk.counts.fetch_sub(static_cast<uint64_t>(num_blocks));
-  shrunk.capacity.store(end - num_blocks, std::memory_order_release);
+  capacities_[static_cast<size_t>(node)].store(end - num_blocks,
+                                               std::memory_order_release);
   return true;
 }
 
@@ -333,11 +334,6 @@ BlockState BlockAllocator::state(BlockId block) const noexcept {
   const uint32_t word = WordOf(block);
   if (word == 0) return BlockState::kFree;
   return word == kKept ? BlockState::kCached : BlockState::kReferenced;
-}
-
-int64_t BlockAllocator::capacity(int node) const noexcept {
-  return nodes_[static_cast<size_t>(node)]->capacity.load(
-      std::memory_order_acquire);
 }
 
 BlockCounts BlockAllocator::counts(int node) const noexcept {

@@ -159,10 +159,17 @@ class BlockAllocator {
   int64_t max_blocks() const noexcept {
     return options_.num_nodes * options_.blocks_per_node;
   }
+  // [num_nodes], for views that outlive a change of capacity.
+  const std::atomic<int64_t>* capacities() const noexcept {
+    return capacities_.data();
+  }
   // Of one node: consistent in itself. Of all: a sum over nodes.
   BlockCounts counts(int node) const noexcept;
   BlockCounts counts() const noexcept;
-  int64_t capacity(int node) const noexcept;
+  int64_t capacity(int node) const noexcept {
+    return capacities_[static_cast<size_t>(node)].load(
+        std::memory_order_acquire);
+  }
   int64_t capacity() const noexcept { return counts().capacity; }
   int64_t free_blocks() const noexcept { return counts().free; }
   int64_t cached_blocks() const noexcept { return counts().cached; }
@@ -201,6 +208,7 @@ class BlockAllocator {
   const Options options_;
   uint64_t random_state_;
   std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::atomic<int64_t>> capacities_;  // [num_nodes]
   // [max_blocks]: references, and whether the block is kept.
   mutable std::vector<std::atomic<uint32_t>> words_;
   SpreadCounter references_;  // sum of the counts

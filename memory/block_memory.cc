@@ -4,11 +4,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <new>
+#include <numeric>
 #include <optional>
+#include <system_error>
 
 #include "base/check.h"
 #include "base/math.h"
+#include "base/os_calls.h"
 #include "base/strings.h"
 #include "runtime/numa_memory.h"
 
@@ -34,18 +38,39 @@ BlockMemory::BlockMemory(const BlockMemoryOptions& options, Runtime* runtime)
 
 Result<std::unique_ptr<BlockMemory>> BlockMemory::Create(
     const BlockMemoryOptions& options, Runtime* runtime) try {
-  const auto bytes = CheckedMul(options.block_bytes, options.max_blocks);
+  const int64_t num_nodes = runtime->num_nodes();
+  // A node's range starts on a huge page. Of the blocks that fill huge pages
+  // without a rest a node takes a multiple.
+  const int64_t unit =
+      num_nodes == 1
+          ? 1
+          : kHugePageBytes / std::gcd(kHugePageBytes, options.block_bytes);
+  const int64_t blocks_per_node =
+      RoundUp(DivCeil(options.max_blocks, num_nodes), unit);
+  const auto node_bytes = CheckedMul(options.block_bytes, blocks_per_node);
+  const auto bytes = CheckedMul(node_bytes.value_or(0), num_nodes);
   VARLANE_REQUIRE_ARG(
-      bytes && CheckedAdd(*bytes, 2 * kMaxSlabBytes).has_value(),
+      node_bytes && bytes &&
+          CheckedAdd(*bytes, 2 * kMaxSlabBytes).has_value() &&
+          blocks_per_node * num_nodes <= std::numeric_limits<BlockId>::max(),
       "max_blocks = ", options.max_blocks, " blocks of ", options.block_bytes,
-      " bytes overflow 64 bits");
+      " bytes on ", num_nodes, " NUMA nodes overflow 64 bits, or their ids 32");
   std::unique_ptr<BlockMemory> memory(new BlockMemory(options, runtime));
   const int64_t slab_bytes = SlabBytesFor(*bytes);
-  const int64_t reserved_bytes = RoundUp(*bytes, slab_bytes);
-  const auto max_slabs = static_cast<size_t>(reserved_bytes / slab_bytes);
-  memory->node_of_slab_.resize(max_slabs, 0);
-  memory->pages_of_slab_.resize(max_slabs, HugePages::kOff);
   memory->stats_.slab_bytes = slab_bytes;
+  memory->blocks_per_node_ = blocks_per_node;
+  memory->node_bytes_ =
+      num_nodes == 1 ? RoundUp(*node_bytes, slab_bytes) : *node_bytes;
+  const int64_t reserved_bytes = memory->node_bytes_ * num_nodes;
+  const auto max_slabs =
+      static_cast<size_t>(DivCeil(memory->node_bytes_, slab_bytes));
+  memory->nodes_.resize(static_cast<size_t>(num_nodes));
+  for (Node& node : memory->nodes_) {
+    node.pages.resize(max_slabs, HugePages::kOff);
+    node.is_locked.resize(max_slabs, 0);
+  }
+  memory->before_.resize(static_cast<size_t>(num_nodes));
+  memory->even_.resize(static_cast<size_t>(num_nodes));
   // Aligning to huge pages takes up to one more while mapping.
   VARLANE_RETURN_IF_ERROR(memory->CheckRoom(
       {.address = reserved_bytes + kHugePageBytes}, options.max_blocks));
@@ -53,6 +78,11 @@ Result<std::unique_ptr<BlockMemory>> BlockMemory::Create(
   VARLANE_RETURN_IF_ERROR(base.status());
   memory->base_ = *base;
   memory->stats_.reserved_bytes = reserved_bytes;
+  if (options.backing == MemoryBacking::kMemfd) {
+    const Result<int> fd = CreateMemoryFile(reserved_bytes);
+    VARLANE_RETURN_IF_ERROR(fd.status());
+    memory->fd_ = *fd;
+  }
   return memory;
 } catch (const std::bad_alloc&) {
   return Status(StatusCode::kResourceExhausted,
@@ -61,11 +91,55 @@ Result<std::unique_ptr<BlockMemory>> BlockMemory::Create(
 
 BlockMemory::~BlockMemory() {
   ReleaseAddressSpace(base_, stats_.reserved_bytes);
+  if (fd_ >= 0) (void)os::Close(fd_);
 }
 
-int BlockMemory::NodeOfBlock(int64_t block) const noexcept {
-  const int64_t slab = block * options_.block_bytes / stats_.slab_bytes;
-  return node_of_slab_[static_cast<size_t>(slab)];
+// --- arithmetic --------------------------------------------------------------
+
+BlockMemory::Range BlockMemory::SlabRange(int node, int64_t begin,
+                                          int64_t end) const noexcept {
+  const int64_t from = begin * stats_.slab_bytes;
+  const int64_t to = std::min(end * stats_.slab_bytes, node_bytes_);
+  return {base_ + node * node_bytes_ + from, std::max<int64_t>(0, to - from)};
+}
+
+int64_t BlockMemory::SlabsOf(int64_t num_blocks) const noexcept {
+  return DivCeil(num_blocks * options_.block_bytes, stats_.slab_bytes);
+}
+
+int64_t BlockMemory::SlabBytesOf(int64_t num_blocks) const noexcept {
+  return SlabRange(0, 0, SlabsOf(num_blocks)).bytes;
+}
+
+int64_t BlockMemory::committed_bytes(int node) const noexcept {
+  return SlabRange(node, 0, nodes_[static_cast<size_t>(node)].committed).bytes;
+}
+
+int64_t BlockMemory::committed_blocks(int node) const noexcept {
+  return std::min(blocks_per_node_,
+                  committed_bytes(node) / options_.block_bytes);
+}
+
+int64_t BlockMemory::total_committed_bytes() const noexcept {
+  int64_t bytes = 0;
+  for (int node = 0; node < num_nodes(); ++node) bytes += committed_bytes(node);
+  return bytes;
+}
+
+int64_t BlockMemory::BlocksIn(int64_t bytes,
+                              std::span<int64_t> num_blocks) const noexcept {
+  const int64_t slabs = bytes / stats_.slab_bytes;
+  int64_t left = options_.max_blocks;
+  for (int node = 0; node < num_nodes(); ++node) {
+    const int64_t share =
+        slabs / num_nodes() + (node < slabs % num_nodes() ? 1 : 0);
+    const int64_t fitting =
+        std::min({left, blocks_per_node_,
+                  SlabRange(node, 0, share).bytes / options_.block_bytes});
+    if (!num_blocks.empty()) num_blocks[static_cast<size_t>(node)] = fitting;
+    left -= fitting;
+  }
+  return options_.max_blocks - left;
 }
 
 Status BlockMemory::CheckRoom(const Need& need, int64_t num_blocks) const {
@@ -91,7 +165,7 @@ Status BlockMemory::CheckRoom(const Need& need, int64_t num_blocks) const {
   // Address space is taken for the whole pool at once, the rest by slabs.
   const int64_t fitting_bytes =
       need.address > 0 ? std::max<int64_t>(0, binding_room - kHugePageBytes)
-                       : num_committed_ * stats_.slab_bytes + binding_room;
+                       : total_committed_bytes() + binding_room;
   const int64_t fitting_blocks =
       RoundDown(fitting_bytes, stats_.slab_bytes) / options_.block_bytes;
   return {
@@ -105,89 +179,189 @@ Status BlockMemory::CheckRoom(const Need& need, int64_t num_blocks) const {
              " of it kept in reserve: ", fitting_blocks, " blocks would fit")};
 }
 
+// --- committing --------------------------------------------------------------
+
 Status BlockMemory::Commit(int64_t num_blocks) {
-  VARLANE_DCHECK(num_blocks <= options_.max_blocks);
-  const int64_t begin = num_committed_;
-  const int64_t end =
-      DivCeil(num_blocks * options_.block_bytes, stats_.slab_bytes);
-  if (end <= begin) return {};
+  for (int node = 0; node < num_nodes(); ++node) {
+    even_[static_cast<size_t>(node)] =
+        num_blocks / num_nodes() + (node < num_blocks % num_nodes() ? 1 : 0);
+  }
+  return Commit(even_);
+}
+
+Status BlockMemory::Commit(std::span<const int64_t> num_blocks) {
+  int64_t total = 0;
+  int64_t bytes = 0;
+  for (int node = 0; node < num_nodes(); ++node) {
+    const auto at = static_cast<size_t>(node);
+    VARLANE_DCHECK(num_blocks[at] <= blocks_per_node_);
+    before_[at] = nodes_[at].committed;
+    total += num_blocks[at];
+    bytes += SlabRange(node, before_[at], SlabsOf(num_blocks[at])).bytes;
+  }
+  if (bytes == 0) return {};
   // Refuse at once what cannot end well, before half of it is touched. Explicit
   // huge pages come from a pool of their own that is in no limit but
   // RLIMIT_DATA; slabs that do not get any are checked one by one.
-  const int64_t bytes = (end - begin) * stats_.slab_bytes;
-  const bool may_be_explicit = options_.huge_pages == HugePages::kExplicit;
+  const bool may_be_explicit = options_.huge_pages == HugePages::kExplicit &&
+                               options_.backing == MemoryBacking::kAnonymous;
+  const bool is_data = options_.backing == MemoryBacking::kAnonymous;
   VARLANE_RETURN_IF_ERROR(CheckRoom(
-      {.data = bytes, .touched = may_be_explicit ? 0 : bytes}, num_blocks));
+      {.data = is_data ? bytes : 0, .touched = may_be_explicit ? 0 : bytes},
+      total));
   Status status;
   try {
-    status = CommitSlabs(end, num_blocks);
+    status = CommitSlabs(num_blocks, total);
     if (status.ok()) UpdateStats();
   } catch (const std::bad_alloc&) {
     status = Status(StatusCode::kResourceExhausted,
                     "no memory left to read the limits");
   }
-  if (!status.ok()) DecommitFrom(begin);
+  if (status.ok()) return status;
+  for (int node = 0; node < num_nodes(); ++node) {
+    const auto at = static_cast<size_t>(node);
+    // The slab whose commit failed included. Fails only for want of a map
+    // entry: the pages then stay ours, unused, until the reservation ends or a
+    // later growth takes them up again.
+    (void)Decommit(node, before_[at], nodes_[at].committed + 1);
+    nodes_[at].committed = before_[at];
+  }
   return status;
 }
 
-// Each node's share of all slabs is the same to within one, and one range of
-// what is new. Earlier calls left every node at or below its new share.
-Status BlockMemory::CommitSlabs(int64_t end, int64_t num_blocks) {
-  const int num_nodes = runtime_->num_nodes();
-  const int64_t begin = num_committed_;
-  for (int node = 0; node < num_nodes; ++node) {
-    const auto share = [&](int64_t slabs) {
-      return slabs / num_nodes + (node < slabs % num_nodes ? 1 : 0);
-    };
-    for (int64_t n = share(end) - share(begin); n > 0; --n) {
-      VARLANE_RETURN_IF_ERROR(CommitSlab(num_committed_, node, num_blocks));
+Status BlockMemory::CommitSlabs(std::span<const int64_t> num_blocks,
+                                int64_t total) {
+  for (int node = 0; node < num_nodes(); ++node) {
+    const auto at = static_cast<size_t>(node);
+    const int64_t end = SlabsOf(num_blocks[at]);
+    while (nodes_[at].committed < end) {
+      VARLANE_RETURN_IF_ERROR(CommitSlab(node, total));
     }
   }
-  VARLANE_ENSURE(num_committed_ == end, "committed ", num_committed_,
-                 " slabs of ", end);
   return {};
 }
 
-Status BlockMemory::CommitSlab(int64_t slab, int node, int64_t num_blocks) {
-  const int64_t bytes = stats_.slab_bytes;
-  std::byte* const data = base_ + slab * bytes;
+// Commits the node's next slab.
+Status BlockMemory::CommitSlab(int node, int64_t num_blocks) {
+  Node& owner = nodes_[static_cast<size_t>(node)];
+  const int64_t slab = owner.committed;
+  const auto [data, bytes] = SlabRange(node, slab, slab + 1);
   const Result<HugePages> pages =
-      CommitMemory(data, bytes, options_.huge_pages);
+      fd_ >= 0 ? CommitFileMemory(data, bytes, fd_, data - base_,
+                                  options_.huge_pages)
+               : CommitMemory(data, bytes, options_.huge_pages);
   VARLANE_RETURN_IF_ERROR(pages.status());
-  pages_of_slab_[static_cast<size_t>(slab)] = *pages;
-  node_of_slab_[static_cast<size_t>(slab)] = node;
+  owner.pages[static_cast<size_t>(slab)] = *pages;
   if (*pages != HugePages::kExplicit) {
     VARLANE_RETURN_IF_ERROR(CheckRoom({.touched = bytes}, num_blocks));
   }
   Status populated;
-  VARLANE_RETURN_IF_ERROR(runtime_->RunOnNode(
-      node, [&] { populated = PopulateMemory(data, bytes); }));
+  VARLANE_RETURN_IF_ERROR(
+      runtime_->RunOnNode(node, [&, data = data, bytes = bytes] {
+        populated = PopulateMemory(data, bytes);
+      }));
   VARLANE_RETURN_IF_ERROR(populated);
-  num_committed_ = slab + 1;
+  VARLANE_RETURN_IF_ERROR(LockSlab(node, slab));
+  owner.committed = slab + 1;
   return {};
 }
 
-// Gives back the slabs from `slab` on, the one whose commit failed included.
-void BlockMemory::DecommitFrom(int64_t slab) noexcept {
-  const int64_t begin = slab * stats_.slab_bytes;
-  const int64_t end =
-      std::min((num_committed_ + 1) * stats_.slab_bytes, stats_.reserved_bytes);
-  // Fails only for want of a map entry. The pages then stay ours, unused, until
-  // the reservation ends or a later growth takes them up again.
-  if (begin < end) (void)DecommitMemory(base_ + begin, end - begin);
-  num_committed_ = slab;
+Status BlockMemory::LockSlab(int node, int64_t slab) {
+  uint8_t& is_locked =
+      nodes_[static_cast<size_t>(node)].is_locked[static_cast<size_t>(slab)];
+  is_locked = 0;
+  if (options_.lock == MemoryLock::kOff) return {};
+  const auto [data, bytes] = SlabRange(node, slab, slab + 1);
+  const int error = LockMemory(data, bytes);
+  if (error == 0) {
+    is_locked = 1;
+    return {};
+  }
+  stats_.lock_error = error;
+  VARLANE_REQUIRE(
+      options_.lock != MemoryLock::kRequired, StatusCode::kResourceExhausted,
+      "lock = required, but mlock "
+      "of ",
+      FormatBytes(bytes), " after ", FormatBytes(stats_.locked_bytes),
+      " failed: ", std::generic_category().message(error),
+      "; see ulimit -l (RLIMIT_MEMLOCK)");
+  return {};
 }
 
+Status BlockMemory::Decommit(int node, int64_t begin, int64_t end) {
+  const auto [data, bytes] = SlabRange(node, begin, end);
+  if (bytes == 0) return {};
+  return fd_ >= 0 ? DecommitFileMemory(data, bytes, fd_, data - base_)
+                  : DecommitMemory(data, bytes);
+}
+
+Status BlockMemory::Release(std::span<const int64_t> num_blocks) {
+  Status status;
+  int64_t released = 0;
+  for (int node = 0; node < num_nodes() && status.ok(); ++node) {
+    const auto at = static_cast<size_t>(node);
+    const int64_t end = nodes_[at].committed;
+    before_[at] = end;
+    const int64_t begin = std::min(end, SlabsOf(num_blocks[at]));
+    status = Decommit(node, begin, end);
+    if (!status.ok()) {
+      // The node's own slabs are all there still; what nodes before it gave
+      // back is taken again.
+      for (int other = 0; other < node; ++other) {
+        const auto earlier = static_cast<size_t>(other);
+        Status again;
+        while (again.ok() && nodes_[earlier].committed < before_[earlier]) {
+          again = CommitSlab(other, 0);
+        }
+      }
+      released = 0;
+      break;
+    }
+    released += end - begin;
+    nodes_[at].ever = std::max(nodes_[at].ever, end);
+    nodes_[at].committed = begin;
+  }
+  stats_.slabs_released += released;
+  CountSlabs();
+  stats_.huge_page_bytes =
+      std::min(stats_.huge_page_bytes, stats_.committed_bytes);
+  return status;
+}
+
+void BlockMemory::CountSlabs() noexcept {
+  stats_.num_slabs = 0;
+  stats_.locked_bytes = 0;
+  stats_.committed_bytes = total_committed_bytes();
+  stats_.huge_pages =
+      stats_.committed_bytes == 0 ? HugePages::kOff : HugePages::kExplicit;
+  for (int node = 0; node < num_nodes(); ++node) {
+    const Node& owner = nodes_[static_cast<size_t>(node)];
+    stats_.num_slabs += owner.committed;
+    for (int64_t slab = 0; slab < owner.committed; ++slab) {
+      const auto at = static_cast<size_t>(slab);
+      stats_.huge_pages = std::min(stats_.huge_pages, owner.pages[at]);
+      if (owner.is_locked[at] == 0) continue;
+      stats_.locked_bytes += SlabRange(node, slab, slab + 1).bytes;
+    }
+  }
+}
+
+// After a commit. Asked for is not given: the kernel may have had no whole page
+// at hand. Reads files and may throw, so that stands before any change.
 void BlockMemory::UpdateStats() {
-  const int64_t bytes = num_committed_ * stats_.slab_bytes;
-  // Asked for is not given: the kernel may have had no whole page at hand. This
-  // reads files and may throw, so it stands before any change.
-  const Result<int64_t> given = HugePageBytes(base_, bytes);
-  stats_.huge_page_bytes = given.ok() ? *given : 0;
-  stats_.committed_bytes = bytes;
-  stats_.num_slabs = num_committed_;
-  stats_.huge_pages = *std::min_element(
-      pages_of_slab_.begin(), pages_of_slab_.begin() + num_committed_);
+  int64_t huge_page_bytes = 0;
+  for (int node = 0; node < num_nodes(); ++node) {
+    const int64_t slabs = nodes_[static_cast<size_t>(node)].committed;
+    const auto [data, bytes] = SlabRange(node, 0, slabs);
+    const Result<int64_t> given = HugePageBytes(data, bytes);
+    huge_page_bytes += given.ok() ? *given : 0;
+  }
+  stats_.huge_page_bytes = huge_page_bytes;
+  for (size_t at = 0; at < nodes_.size(); ++at) {
+    const int64_t known = std::min(nodes_[at].committed, nodes_[at].ever);
+    stats_.slabs_regained += std::max<int64_t>(0, known - before_[at]);
+  }
+  CountSlabs();
 }
 
 }  // namespace varlane

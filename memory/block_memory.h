@@ -1,13 +1,15 @@
 // BlockMemory: the bytes of a pool's blocks.
 //
-// Address space for all of them is reserved once; blocks are packed into it
-// without gaps, so a block's address never changes. A slab is a range of bytes
-// (a power-of-two multiple of 2 MiB), not of blocks: a block may reach over a
-// slab's end. Slabs are committed in order, each by a worker of its NUMA node:
+// Address space for all of them is reserved once; each NUMA node has one range
+// of it, and so one range of ids. Blocks are packed into a node's range without
+// gaps, so a block's address never changes. A slab is a range of bytes (a
+// power-of-two multiple of 2 MiB), not of blocks: a block may reach over a
+// slab's end. A node's slabs are committed from its first one on, by a worker
+// of the node, and given back from the last one on:
 //
-//   | slab 0 | slab 1 | slab 2 | slab 3 |  reserved, not committed  |
-//   | b0 | b1 | b2 | b3 | b4 | b5 |.....|
-//   |     node 0      |     node 1      |
+//   |           node 0          |           node 1          |
+//   | slab | slab |  reserved   | slab | slab |  reserved   |
+//   |b0|b1|b2|b3|b4|            |b8|b9|...
 //
 // Under a memory cgroup touching too much is no error, it is the process's end;
 // so the limits are read before anything is touched, and again for every slab.
@@ -20,8 +22,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "varlane/kv_pool.h"
 #include "varlane/memory_budget.h"
 #include "varlane/runtime.h"
 #include "varlane/status.h"
@@ -32,6 +36,8 @@ struct BlockMemoryOptions {
   int64_t block_bytes = 0;
   int64_t max_blocks = 0;
   HugePages huge_pages = HugePages::kTransparent;
+  MemoryBacking backing = MemoryBacking::kAnonymous;
+  MemoryLock lock = MemoryLock::kOff;
   bool check_limits = true;
 };
 
@@ -40,8 +46,12 @@ struct BlockMemoryStats {
   int64_t reserved_bytes = 0;
   int64_t slab_bytes = 0;
   int64_t num_slabs = 0;                   // committed
+  int64_t slabs_released = 0;              // since Create
+  int64_t slabs_regained = 0;              // since Create: released before
   int64_t huge_page_bytes = 0;             // as of the last commit
   HugePages huge_pages = HugePages::kOff;  // the weakest that any slab got
+  int64_t locked_bytes = 0;
+  int lock_error = 0;  // errno of the last mlock that failed
 };
 
 // The slab of a pool of `pool_bytes`: about a 64th of it, in [2 MiB, 64 MiB].
@@ -53,9 +63,9 @@ int64_t SlabBytesFor(int64_t pool_bytes);
 // left all of it, so what was planned at the edge can be had.
 int64_t UntouchedBytes(const MemoryLimit& limit);
 
-// Threads: Commit from one thread at a time (the owner locks); the rest reads
-//          what a returned Commit wrote, and may run beside a Commit for the
-//          blocks of earlier ones.
+// Threads: Commit and Release from one thread at a time (the owner locks); the
+//          rest reads what never changes, but stats(), which the owner locks
+//          as well.
 class BlockMemory {
  public:
   // Reserves address space for max_blocks; commits nothing.
@@ -69,44 +79,89 @@ class BlockMemory {
   BlockMemory(const BlockMemory&) = delete;
   BlockMemory& operator=(const BlockMemory&) = delete;
 
-  // Commits and populates what the first `num_blocks` blocks need beyond what
-  // is committed already, spread evenly over the nodes.
+  // Commits and populates what the first `num_blocks[n]` blocks of each node n
+  // need beyond what is committed already.
   //
-  // Requires: num_blocks <= max_blocks.
+  // Requires: num_blocks [num_nodes()], none above blocks_per_node().
   // Errors:   kResourceExhausted naming the limit, what is available and how
   //           many blocks would fit. What this call had taken is given back.
+  Status Commit(std::span<const int64_t> num_blocks);
+  // The same with `num_blocks` blocks in all, spread evenly over the nodes.
   Status Commit(int64_t num_blocks);
 
+  // Gives back the slabs that the first `num_blocks[n]` blocks of each node do
+  // not need. They are committed anew, and zero, when Commit wants them again.
+  // Errors: kResourceExhausted, kInternal (the system's). What is given back by
+  //         then is committed again where that is possible: committed_blocks()
+  //         tells.
+  Status Release(std::span<const int64_t> num_blocks);
+
   std::byte* base() const noexcept { return base_; }
-  // Node of the block's first byte. Requires: the block is committed.
-  int NodeOfBlock(int64_t block) const noexcept;
+  std::byte* BlockData(int64_t block) const noexcept {
+    return base_ + block * options_.block_bytes;
+  }
+  int num_nodes() const noexcept { return static_cast<int>(nodes_.size()); }
+  // Ids a node can ever have: node n's begin at n * blocks_per_node().
+  int64_t blocks_per_node() const noexcept { return blocks_per_node_; }
+  int NodeOfBlock(int64_t block) const noexcept {
+    return static_cast<int>(block / blocks_per_node_);
+  }
+  // How many of its first blocks a node's slabs hold in whole.
+  int64_t committed_blocks(int node) const noexcept;
+  int64_t committed_bytes(int node) const noexcept;
+  // Blocks that `bytes` hold in whole slabs, spread evenly over the nodes; no
+  // more than max_blocks in all. Returns their sum.
+  int64_t BlocksIn(int64_t bytes,
+                   std::span<int64_t> num_blocks = {}) const noexcept;
+  // Bytes of the slabs that `num_blocks` blocks of one node need.
+  int64_t SlabBytesOf(int64_t num_blocks) const noexcept;
+  int memory_fd() const noexcept { return fd_; }
   const BlockMemoryStats& stats() const noexcept { return stats_; }
 
  private:
   BlockMemory(const BlockMemoryOptions& options, Runtime* runtime);
 
+  // A node's slabs.
+  struct Node {
+    int64_t committed = 0;           // slabs, from the first on
+    int64_t ever = 0;                // most there were before a release
+    std::vector<HugePages> pages;    // [all that can be] of those committed
+    std::vector<uint8_t> is_locked;  // likewise
+  };
+  struct Range {
+    std::byte* data = nullptr;
+    int64_t bytes = 0;
+  };
   // Bytes that are about to be taken, by what counts them.
   struct Need {
     int64_t address = 0;  // RLIMIT_AS: mapped, be it inaccessible
     int64_t data = 0;     // RLIMIT_DATA: made writable
     int64_t touched = 0;  // RAM and cgroups
   };
+
+  // Slabs [begin, end) of a node; its last one may be cut short.
+  Range SlabRange(int node, int64_t begin, int64_t end) const noexcept;
+  int64_t SlabsOf(int64_t num_blocks) const noexcept;
+  int64_t total_committed_bytes() const noexcept;
   // Refuses where `need` more would pass a limit or enter its reserve.
   Status CheckRoom(const Need& need, int64_t num_blocks) const;
-
-  Status CommitSlab(int64_t slab, int node, int64_t num_blocks);
-  Status CommitSlabs(int64_t end, int64_t num_blocks);
-  void DecommitFrom(int64_t slab) noexcept;
+  Status CommitSlab(int node, int64_t num_blocks);
+  Status CommitSlabs(std::span<const int64_t> num_blocks, int64_t total);
+  Status LockSlab(int node, int64_t slab);
+  Status Decommit(int node, int64_t begin, int64_t end);
+  void CountSlabs() noexcept;
   void UpdateStats();
 
   BlockMemoryOptions options_;
   Runtime* runtime_;
   std::byte* base_ = nullptr;
+  int fd_ = -1;
+  int64_t blocks_per_node_ = 0;
+  int64_t node_bytes_ = 0;  // of address space
   BlockMemoryStats stats_;
-  // [all slabs that can ever be], so that a growth moves nothing readers use.
-  std::vector<int> node_of_slab_;
-  std::vector<HugePages> pages_of_slab_;
-  int64_t num_committed_ = 0;  // slabs
+  std::vector<Node> nodes_;
+  std::vector<int64_t> before_;  // [nodes] slabs before the commit under way
+  std::vector<int64_t> even_;    // [nodes] scratch of Commit(int64_t)
 };
 
 }  // namespace varlane

@@ -35,6 +35,18 @@ void BlockTable::AddBlock(BlockId block) noexcept {
   blocks_.push_back(block);
 }
 
+std::span<BlockId> BlockTable::AddBlocks(int64_t new_blocks) noexcept {
+  const auto count = static_cast<size_t>(new_blocks);
+  VARLANE_DCHECK(count <= blocks_.capacity() - blocks_.size());
+  blocks_.resize(blocks_.size() + count);
+  return std::span<BlockId>(blocks_).last(count);
+}
+
+void BlockTable::DropBlocks(int64_t num_blocks) noexcept {
+  VARLANE_DCHECK(num_blocks <= this->num_blocks());
+  blocks_.resize(blocks_.size() - static_cast<size_t>(num_blocks));
+}
+
 void BlockTable::ReplaceBlock(int64_t entry, BlockId block) noexcept {
   VARLANE_DCHECK(entry >= 0 && entry < num_blocks());
   blocks_[static_cast<size_t>(entry)] = block;

@@ -49,8 +49,15 @@ class BlockTable {
   void ReserveBlocks(int64_t new_blocks);
   // Adds one entry. Requires: room from ReserveBlocks.
   void AddBlock(BlockId block) noexcept;
+  // Adds entries and returns them, for the caller to fill. Requires: room from
+  // ReserveBlocks.
+  std::span<BlockId> AddBlocks(int64_t new_blocks) noexcept;
+  // Drops the last entries, while an append is under way.
+  void DropBlocks(int64_t num_blocks) noexcept;
   // Puts another block in an entry's place (after a copy).
   void ReplaceBlock(int64_t entry, BlockId block) noexcept;
+  // The entries, to be replaced one by one (blocks that moved).
+  std::span<BlockId> mutable_blocks() noexcept { return blocks_; }
   // Ends an append: requires that the entries are those of `length` tokens.
   void SetLength(int64_t length) noexcept;
 

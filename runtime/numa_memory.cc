@@ -2,6 +2,8 @@
 
 #include "runtime/numa_memory.h"
 
+#include <fcntl.h>
+#include <linux/falloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -232,6 +234,54 @@ Status DecommitMemory(std::byte* data, int64_t bytes) {
     return SystemError("decommitting", bytes, errno, "; see vm.max_map_count");
   }
   return {};
+}
+
+Result<int> CreateMemoryFile(int64_t bytes) {
+  const int fd = os::MemfdCreate("varlane-kv", MFD_CLOEXEC);
+  if (fd < 0) {
+    const int error = errno;
+    return Status(error == EMFILE || error == ENFILE || error == ENOMEM
+                      ? StatusCode::kResourceExhausted
+                      : StatusCode::kInternal,
+                  MessageCat("memfd_create failed: ", ErrnoText(error)));
+  }
+  if (os::Ftruncate(fd, bytes) != 0) {
+    const int error = errno;
+    (void)os::Close(fd);
+    return SystemError("sizing a file in memory to", bytes, error, "");
+  }
+  return fd;
+}
+
+Result<HugePages> CommitFileMemory(std::byte* data, int64_t bytes, int fd,
+                                   int64_t offset, HugePages want) {
+  VARLANE_RETURN_IF_ERROR(CheckRange("CommitFileMemory", data, bytes));
+  const auto size = static_cast<size_t>(bytes);
+  if (os::Mmap(data, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd,
+               offset) == MAP_FAILED) {
+    return SystemError("committing", bytes, errno, "; see vm.max_map_count");
+  }
+  if (want == HugePages::kOff) {
+    (void)os::Madvise(data, size, MADV_NOHUGEPAGE);
+    return HugePages::kOff;
+  }
+  return os::Madvise(data, size, MADV_HUGEPAGE) == 0 ? HugePages::kTransparent
+                                                     : HugePages::kOff;
+}
+
+Status DecommitFileMemory(std::byte* data, int64_t bytes, int fd,
+                          int64_t offset) {
+  // First, so that a failure of either leaves the range committed.
+  while (os::Fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset,
+                       bytes) != 0) {
+    if (errno == EINTR) continue;
+    return SystemError("giving back the file's", bytes, errno, "");
+  }
+  return DecommitMemory(data, bytes);
+}
+
+int LockMemory(std::byte* data, int64_t bytes) noexcept {
+  return os::Mlock(data, static_cast<size_t>(bytes)) == 0 ? 0 : errno;
 }
 
 void ReleaseAddressSpace(std::byte* data, int64_t bytes) noexcept {

@@ -64,6 +64,26 @@ Status DecommitMemory(std::byte* data, int64_t bytes);
 // Ends a reservation, whatever part of it is committed. Null is allowed.
 void ReleaseAddressSpace(std::byte* data, int64_t bytes) noexcept;
 
+// A file in memory of `bytes`, no page of it taken yet, for CommitFileMemory.
+// The caller closes it.
+// Errors:   kResourceExhausted (descriptors), kInternal.
+Result<int> CreateMemoryFile(int64_t bytes);
+
+// CommitMemory with the file's pages from `offset` on behind the range: every
+// mapping of them, in whichever process, shows the same bytes. Explicit huge
+// pages are not for files, and transparent ones come only where
+// /sys/kernel/mm/transparent_hugepage/shmem_enabled lets them.
+Result<HugePages> CommitFileMemory(std::byte* data, int64_t bytes, int fd,
+                                   int64_t offset, HugePages want);
+
+// DecommitMemory of such a range: the file's pages are given back too.
+Status DecommitFileMemory(std::byte* data, int64_t bytes, int fd,
+                          int64_t offset);
+
+// Keeps a committed range's pages in RAM until it is decommitted. Returns 0, or
+// the errno of mlock (ENOMEM and EPERM: RLIMIT_MEMLOCK).
+int LockMemory(std::byte* data, int64_t bytes) noexcept;
+
 // How many bytes of the range sit on huge pages now, transparent or explicit.
 // From /proc/self/smaps, which counts by mapping: where a mapping reaches over
 // the range's ends the answer may count huge pages outside it, but is never

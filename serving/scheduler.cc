@@ -6,6 +6,7 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -48,6 +49,18 @@ Status ValidateRequest(const Request& request) {
   return {};
 }
 
+// The pool's blocks stay where a step's tables say they are.
+class StepPin {
+ public:
+  explicit StepPin(KvPool* pool) : pool_(pool) { pool_->BeginStep(); }
+  ~StepPin() { pool_->EndStep(); }
+  StepPin(const StepPin&) = delete;
+  StepPin& operator=(const StepPin&) = delete;
+
+ private:
+  KvPool* const pool_;
+};
+
 // Capacity for `count` more; grows by doubling, as push_back would.
 void MakeRoom(size_t count, std::vector<RequestId>* ids) {
   const size_t needed = ids->size() + count;
@@ -89,6 +102,7 @@ class Scheduler::Impl {
   StepPlanner planner_;
   SchedulerStats stats_;  // but those that queue and planner know
   Outstanding outstanding_ = Outstanding::kNone;
+  std::optional<StepPin> step_pin_;  // while a step is outstanding
 };
 
 Scheduler::Impl::~Impl() {
@@ -168,6 +182,8 @@ Status Scheduler::Impl::Schedule(Step* step) {
   VARLANE_REQUIRE(outstanding_ != Outstanding::kStep,
                   StatusCode::kFailedPrecondition,
                   "the previous step was not completed");
+  // From before the first table is copied until Complete.
+  step_pin_.emplace(pool_);
   Status status;
   try {
     status = planner_.Plan();
@@ -181,11 +197,13 @@ Status Scheduler::Impl::Schedule(Step* step) {
     step->slot_mapping.clear();
   }
   if (!status.ok()) {
+    step_pin_.reset();
     planner_.Abandon();
     return status;
   }
   CountStep(*step);
   outstanding_ = step->empty() ? Outstanding::kEmptyStep : Outstanding::kStep;
+  if (outstanding_ != Outstanding::kStep) step_pin_.reset();
   return {};
 }
 
@@ -217,6 +235,7 @@ Status Scheduler::Impl::Complete(const Step& step,
     Release(request);
   }
   planner_.Clear();
+  step_pin_.reset();
   outstanding_ = Outstanding::kNone;
   return {};
 } catch (const std::bad_alloc&) {

@@ -147,21 +147,114 @@ TEST(BlockMemoryTest, BlocksAreSpreadEvenlyOverNodesAsRanges) {
   auto memory = BlockMemory::Create({.block_bytes = 2 * kMiB, .max_blocks = 10},
                                     runtime.get());
   VARLANE_ASSERT_OK(memory);
-  const auto nodes = [&](int64_t blocks) {
-    std::string out;
-    for (int64_t i = 0; i < blocks; ++i) {
-      out += std::to_string((*memory)->NodeOfBlock(i));
-    }
-    return out;
+  // A node's range is made of whole huge pages, so the halves are exact.
+  EXPECT_EQ((*memory)->blocks_per_node(), 5);
+  const auto committed = [&] {
+    return std::to_string((*memory)->committed_blocks(0)) + "+" +
+           std::to_string((*memory)->committed_blocks(1));
   };
   VARLANE_ASSERT_OK((*memory)->Commit(4));
-  EXPECT_EQ(nodes(4), "0011");
+  EXPECT_EQ(committed(), "2+2");
   VARLANE_ASSERT_OK((*memory)->Commit(5));
-  EXPECT_EQ(nodes(5), "00110");
+  EXPECT_EQ(committed(), "3+2");
   VARLANE_ASSERT_OK((*memory)->Commit(6));
-  EXPECT_EQ(nodes(6), "001101") << "many small growths stay even too";
+  EXPECT_EQ(committed(), "3+3") << "many small growths stay even too";
   VARLANE_ASSERT_OK((*memory)->Commit(10));
-  EXPECT_EQ(nodes(10), "0011010011");
+  EXPECT_EQ(committed(), "5+5");
+  EXPECT_EQ((*memory)->NodeOfBlock(4), 0);
+  EXPECT_EQ((*memory)->NodeOfBlock(5), 1);
+  std::memset((*memory)->base(), 1, static_cast<size_t>(20 * kMiB));
+}
+
+TEST(BlockMemoryTest, OddBlocksLeaveNodesWholeHugePages) {
+  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  auto memory = BlockMemory::Create(
+      {.block_bytes = 96 * kKiB, .max_blocks = 100}, runtime.get());
+  VARLANE_ASSERT_OK(memory);
+  const int64_t stride = (*memory)->blocks_per_node();
+  EXPECT_EQ(stride, 64) << "64 x 96 KiB = 6 MiB";
+  const int64_t blocks[] = {30, 3};
+  VARLANE_ASSERT_OK((*memory)->Commit(blocks));
+  EXPECT_EQ((*memory)->stats().committed_bytes, 4 * kMiB + 2 * kMiB);
+  std::memset((*memory)->BlockData(0), 1, size_t(30 * 96 * kKiB));
+  std::memset((*memory)->BlockData(stride), 2, size_t(3 * 96 * kKiB));
+  EXPECT_EQ((*memory)->BlockData(stride) - (*memory)->base(), 6 * kMiB);
+}
+
+TEST(BlockMemoryTest, ReleasedSlabsGoBackAndComeBackZero) {
+  if (testing::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's own memory hides what the pool takes";
+  }
+  const auto runtime = MakeRuntime();
+  for (const MemoryBacking backing :
+       {MemoryBacking::kAnonymous, MemoryBacking::kMemfd}) {
+    auto memory = BlockMemory::Create(
+        {.block_bytes = 768 * kKiB, .max_blocks = 100, .backing = backing},
+        runtime.get());
+    VARLANE_ASSERT_OK(memory);
+    VARLANE_ASSERT_OK((*memory)->Commit(100));
+    EXPECT_EQ((*memory)->memory_fd() >= 0, backing == MemoryBacking::kMemfd);
+    std::byte* const base = (*memory)->base();
+    std::memset(base, 7, size_t(75 * kMiB));
+    const int64_t before = StatmBytes(1);
+    const int64_t kept[] = {4};  // 3 MiB: two slabs, the second in part
+    VARLANE_ASSERT_OK((*memory)->Release(kept));
+    EXPECT_LE(StatmBytes(1), before - 68 * kMiB) << "still resident";
+    const BlockMemoryStats& stats = (*memory)->stats();
+    EXPECT_EQ(stats.committed_bytes, 4 * kMiB);
+    EXPECT_EQ(stats.slabs_released, 36);
+    EXPECT_EQ(stats.slabs_regained, 0);
+    EXPECT_EQ((*memory)->committed_blocks(0), 5);
+    VARLANE_ASSERT_OK((*memory)->Commit(60));
+    EXPECT_EQ(stats.slabs_regained, 21);
+    EXPECT_TRUE(std::all_of(base, base + 4 * kMiB,
+                            [](std::byte b) { return b == std::byte{7}; }));
+    EXPECT_TRUE(IsZero(base + 4 * kMiB, 41 * kMiB));
+  }
+}
+
+TEST(BlockMemoryTest, MemfdShowsTheSameBytesElsewhere) {
+  const auto runtime = MakeRuntime();
+  auto memory = BlockMemory::Create({.block_bytes = 64 * kKiB,
+                                     .max_blocks = 64,
+                                     .backing = MemoryBacking::kMemfd},
+                                    runtime.get());
+  VARLANE_ASSERT_OK(memory);
+  VARLANE_ASSERT_OK((*memory)->Commit(64));
+  std::memset((*memory)->BlockData(17), 5, 64 * kKiB);
+  std::byte byte{};
+  ASSERT_EQ(pread((*memory)->memory_fd(), &byte, 1, 17 * 64 * kKiB + 99), 1);
+  EXPECT_EQ(byte, std::byte{5});
+}
+
+void LockWithoutPermission() {
+  const auto runtime = MakeRuntime();
+  const rlimit none = {};
+  EXPECT_EQ(setrlimit(RLIMIT_MEMLOCK, &none), 0);
+  BlockMemoryOptions options = {
+      .block_bytes = kMiB, .max_blocks = 8, .lock = MemoryLock::kTry};
+  auto memory = BlockMemory::Create(options, runtime.get());
+  const bool tried = memory.ok() && (*memory)->Commit(8).ok();
+  const BlockMemoryStats stats =
+      tried ? (*memory)->stats() : BlockMemoryStats();
+  // A privileged process may lock whatever its limit says.
+  const bool may_lock = stats.lock_error == 0;
+  const bool reported = stats.locked_bytes == (may_lock ? 8 * kMiB : 0);
+  options.lock = MemoryLock::kRequired;
+  auto required = BlockMemory::Create(options, runtime.get());
+  const Status status =
+      required.ok() ? (*required)->Commit(8) : required.status();
+  const bool refused =
+      status.code() == StatusCode::kResourceExhausted &&
+      status.message().find("RLIMIT_MEMLOCK") != std::string::npos &&
+      (*required)->stats().committed_bytes == 0;
+  std::_Exit(tried && reported && (may_lock ? status.ok() : refused) ? 0 : 1);
+}
+
+TEST(BlockMemoryDeathTest, LockThatIsNotGivenIsReportedOrRefused) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(LockWithoutPermission(), ::testing::ExitedWithCode(0), "");
 }
 
 // --- real limits, in a process of their own --------------------------------

@@ -16,8 +16,7 @@ packages=(
   libcli11-dev nlohmann-json3-dev libfmt-dev
 )
 if [[ ${1:-} == lint ]]; then
-  # clang and its runtime: the fuzz targets are libFuzzer programs.
-  packages+=(clang-format clang-tidy clang libclang-rt-dev)
+  packages+=(clang-format clang-tidy)
 fi
 
 if ! command -v dpkg-query >/dev/null; then

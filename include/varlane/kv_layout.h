@@ -18,6 +18,7 @@
 #ifndef VARLANE_KV_LAYOUT_H_
 #define VARLANE_KV_LAYOUT_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -79,8 +80,24 @@ struct VARLANE_EXPORT KvLayout {
 // Lifetime: borrowed; `base` must stay mapped while a launch uses it.
 struct KvView {
   std::byte* base = nullptr;  // block 0; 64-byte aligned
-  int64_t num_blocks = 0;     // ids in [0, num_blocks) may be touched
+  int64_t num_blocks = 0;     // ids in [0, num_blocks) may be touched, but for
+                              // the holes that node_blocks tells of
   KvLayout layout;
+  // A pool on several NUMA nodes: node n's ids are [n * node_stride, n *
+  // node_stride + node_blocks[n]), as they are at the moment of asking. Null:
+  // no holes.
+  const std::atomic<int64_t>* node_blocks = nullptr;
+  int64_t node_stride = 0;
+  // How often the pool moved blocks or took some away: what named blocks before
+  // may name others now. A plan holds for one generation.
+  uint64_t generation = 0;
+
+  bool contains(int64_t block) const {
+    if (block < 0 || block >= num_blocks) return false;
+    return node_blocks == nullptr ||
+           block % node_stride <
+               node_blocks[block / node_stride].load(std::memory_order_acquire);
+  }
 
   std::byte* k(int64_t block, int layer, int head) const {
     return base + block * layout.block_bytes() + layer * layout.layer_bytes() +

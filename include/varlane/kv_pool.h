@@ -1,11 +1,12 @@
 // KvPool: paged KV memory, its blocks, and the sequences that hold them.
 //
 // Address space for the largest pool is reserved once; memory is committed in
-// slabs (multiples of 2 MiB) on their NUMA node; growth never moves a block.
-// Blocks are reference-counted: a fork shares them, the first write to a shared
-// block copies it, truncation gives blocks back. At every moment
-// `free + referenced == capacity`, and reference counts equal the table entries
-// that name them. Layer 2.
+// slabs (multiples of 2 MiB) on their NUMA node, and given back in slabs. Ids
+// say their node, and growth never moves a block. A block is free, cached (no
+// sequence has it, but its contents can be found again) or referenced; a fork
+// shares blocks, the first write to a shared one copies it, truncation gives
+// blocks back. At every moment `free + cached + referenced == capacity`, and
+// reference counts equal the table entries that name them. Layer 2.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_KV_POOL_H_
@@ -27,15 +28,43 @@ namespace varlane {
 using BlockId = int32_t;
 using SeqId = int64_t;
 
+using TenantId = uint64_t;
+
+// What the blocks' memory is.
+enum class MemoryBacking : uint8_t {
+  kAnonymous,
+  kMemfd,  // a file in memory (KvPool::memory_fd) that can be mapped elsewhere
+};
+
+// Whether the kernel may swap or migrate the pool's pages (mlock).
+enum class MemoryLock : uint8_t {
+  kOff,
+  kTry,       // locked where RLIMIT_MEMLOCK lets us; KvPoolStats tells
+  kRequired,  // else Create and growth fail
+};
+
 struct KvPoolOptions {
   KvLayout layout;
   int64_t num_blocks = 0;  // capacity committed at Create
   int64_t max_blocks = 0;  // address space; 0 = num_blocks
   HugePages huge_pages = HugePages::kTransparent;
-  bool check_limits = true;  // re-read MemoryLimits slab by slab while
-                             // committing, and refuse before the kernel kills
-  bool shuffle = false;      // hand out blocks in a random order (tests,
-  uint64_t seed = 0;         //   benches); else lowest id first
+  MemoryBacking backing = MemoryBacking::kAnonymous;
+  MemoryLock lock = MemoryLock::kOff;
+  bool check_limits = true;      // re-read MemoryLimits slab by slab while
+                                 // committing, and refuse before the kernel
+                                 // kills
+  int64_t watermark_blocks = 0;  // what a sequence's first blocks must leave
+                                 // available to those that have some already
+  bool poison_freed = false;     // fill freed blocks with NaN (0xff); ASan
+                                 // builds poison them in any case
+  bool shuffle = false;          // hand out blocks in a random order (tests,
+  uint64_t seed = 0;             //   benches); else lowest id first
+};
+
+struct SequenceOptions {
+  TenantId tenant = 0;  // whose quota its blocks count against
+  int home_node = -1;   // whose memory it gets first (index into
+                        // Topology::nodes); -1 = the emptiest at that moment
 };
 
 // The answer to "may this sequence grow?": a value, never an exception.
@@ -46,41 +75,93 @@ struct Admission {
     kNeverFits,  // what the sequence holds + new blocks > capacity: waiting
                  //   for others cannot help
   };
+  // What binds: the numbers below are those of this limit.
+  enum class Limit : uint8_t {
+    kBlocks,     // the pool's blocks
+    kWatermark,  // the pool's blocks, but those kept for running sequences
+    kQuota,      // the tenant's blocks
+  };
   Kind kind = Kind::kAdmitted;
+  Limit limit = Limit::kBlocks;
   int64_t needed_blocks = 0;
-  int64_t free_blocks = 0;  // at the moment of asking
+  int64_t free_blocks = 0;  // to be had at the moment of asking, cached blocks
+                            // included
   int64_t capacity_blocks = 0;
 
   bool admitted() const { return kind == Kind::kAdmitted; }
 };
 
+// Since Create, but where it says "now".
 struct KvPoolStats {
-  int64_t capacity_blocks = 0;
-  int64_t free_blocks = 0;
-  int64_t referenced_blocks = 0;  // distinct blocks in at least one table
-  int64_t references = 0;         // table entries
+  int64_t capacity_blocks = 0;    // now
+  int64_t free_blocks = 0;        // now
+  int64_t cached_blocks = 0;      // now: found again, or evicted
+  int64_t referenced_blocks = 0;  // now: distinct blocks in at least one table
+  int64_t references = 0;         // now: table entries
   int64_t peak_referenced_blocks = 0;
-  int64_t sequences = 0;
+  int64_t sequences = 0;          // now
+  int64_t outstanding_steps = 0;  // now
   int64_t cow_copies = 0;
-  int64_t committed_bytes = 0;
-  int64_t reserved_bytes = 0;
+  int64_t evicted_blocks = 0;      // cached ones that became free
+  int64_t spilled_blocks = 0;      // not on the sequence's home node
+  int64_t quota_refusals = 0;      // appends that a quota made wait
+  int64_t watermark_refusals = 0;  // appends that the watermark made wait
+  int64_t compactions = 0;         // changes that moved blocks
+  int64_t moved_blocks = 0;        // by these
+  int64_t committed_bytes = 0;     // now
+  int64_t reserved_bytes = 0;      // address space
+  int64_t limit_bytes = 0;         // now: SetLimit's; reserved_bytes before
   int64_t slab_bytes = 0;
-  int64_t num_slabs = 0;
+  int64_t num_slabs = 0;        // now
+  int64_t slabs_released = 0;   // given back to the system
+  int64_t slabs_regained = 0;   // of these, committed again
   int64_t huge_page_bytes = 0;  // what the kernel really gave, from smaps, as
                                 //   of the last growth
   HugePages huge_pages = HugePages::kOff;  // the kind it gave
+  int64_t locked_bytes = 0;                // now: held by mlock
+  int lock_error = 0;  // errno of the last mlock that failed; 0 = none
 };
 
-// Threads: every member is safe from any thread. Spans and views it returns
-//          stay valid until the named sequence changes. Reading a sequence's
-//          K/V while another thread frees it is the caller's race.
+// One NUMA node's part, now.
+struct KvNodeStats {
+  int64_t capacity_blocks = 0;
+  int64_t free_blocks = 0;
+  int64_t cached_blocks = 0;
+  int64_t referenced_blocks = 0;
+  int64_t committed_bytes = 0;
+};
+
+// One tenant's blocks, now, and what it was refused.
+struct KvTenantStats {
+  int64_t used_blocks = 0;    // referenced
+  int64_t quota_blocks = -1;  // -1 = none
+  int64_t sequences = 0;
+  int64_t refusals = 0;
+};
+
+// What a change of the pool's size came to.
+struct KvResize {
+  int64_t capacity_blocks = 0;  // afterwards
+  int64_t committed_bytes = 0;  // afterwards
+  int64_t evicted_blocks = 0;
+  int64_t moved_blocks = 0;
+  int64_t released_bytes = 0;  // given back to the system
+  int64_t regained_bytes = 0;  // taken from it
+};
+
+// Threads: every member is safe from any thread. Sequences are locked one by
+//          one (in 32 groups), blocks not at all; only a change of capacity
+//          shuts everybody out, for as long as its moves take, never while
+//          memory is committed or given back. Spans and views it returns stay
+//          valid until the named sequence changes. Reading a sequence's K/V
+//          while another thread frees it is the caller's race.
 class VARLANE_EXPORT KvPool {
  public:
   // Reserves, commits and first-touches the pool on `runtime`'s nodes, blocks
   // spread evenly over them.
   //
-  // Errors: kInvalidArgument (layout, num_blocks); kResourceExhausted when a
-  //         limit would be passed, naming it, what is available and how many
+  // Errors: kInvalidArgument (layout, num_blocks ...); kResourceExhausted when
+  //         a limit would be passed, naming it, what is available and how many
   //         blocks would fit. Nothing stays allocated then.
   // Lifetime: `runtime` must outlive the pool.
   static Result<std::unique_ptr<KvPool>> Create(const KvPoolOptions& options,
@@ -93,20 +174,65 @@ class VARLANE_EXPORT KvPool {
   // The memory, for launches. Valid while the pool lives.
   KvView view() const noexcept;
   int64_t capacity_blocks() const noexcept;
+  // Free blocks, and cached ones that would be evicted for an append.
   int64_t free_blocks() const;
   KvPoolStats stats() const;
-  // NUMA node (index into Topology::nodes) whose memory holds the block's first
-  // byte; 0 for an id that is no block.
+  int num_nodes() const noexcept;
+  KvNodeStats node_stats(int node) const;  // all 0 for a node there is not
+  // NUMA node (index into Topology::nodes) whose memory holds the block; 0 for
+  // an id that is no block. Arithmetic: node n's ids are
+  // [n * stride, n * stride + its capacity), see KvView.
   int NodeOfBlock(BlockId block) const noexcept;
+  // The file that backs the pool (MemoryBacking::kMemfd); -1 = none. Block b
+  // stands at b * block_bytes. Owned by the pool.
+  int memory_fd() const noexcept;
 
+  // --- size ------------------------------------------------------------------
   // Commits `num_blocks` more. Errors: kOutOfRange past max_blocks;
-  // kResourceExhausted as Create. Strong guarantee: nothing changes then.
+  // kResourceExhausted as Create, or past SetLimit's limit. Strong guarantee:
+  // nothing changes then.
   Status Grow(int64_t num_blocks);
+  // Takes `num_blocks` away: evicts cached blocks, moves referenced ones out of
+  // the way, and gives slabs back that no block needs.
+  // Errors: kResourceExhausted where referenced blocks need more than is left,
+  //         naming what is possible; kFailedPrecondition where blocks would
+  //         have to move while a step is outstanding (BeginStep);
+  //         kInvalidArgument. Nothing changes then.
+  Result<KvResize> Shrink(int64_t num_blocks);
+  // From now on the pool has at most `bytes` committed, in whole slabs, and as
+  // many blocks as they hold up to max_blocks: shrinks or grows to that.
+  // Errors: as Shrink and Grow. Nothing changes then, the limit included.
+  Result<KvResize> SetLimit(int64_t bytes);
+  // The smallest limit that SetLimit would accept now: what referenced blocks
+  // need, in whole slabs.
+  int64_t MinLimitBytes() const;
+  // Moves blocks from a node's last slabs into free ones before, until as many
+  // slabs as possible hold none, and moves at most `max_moves`. Gives nothing
+  // back by itself: Shrink and SetLimit do. Contents are kept bit by bit.
+  // Errors: kFailedPrecondition while a step is outstanding.
+  Result<KvResize> Compact(int64_t max_moves = INT64_MAX);
+  // Frees up to `num_blocks` cached blocks, least recently used first; returns
+  // how many.
+  int64_t EvictCached(int64_t num_blocks);
+
+  // Between these two blocks stay where they are: block tables, slots and plans
+  // that name them stay true. A scheduler calls them around each step; without
+  // them whoever shrinks or compacts must do so between steps. They count, so
+  // several steps may be outstanding. BeginStep waits for a change under way.
+  void BeginStep();
+  void EndStep();
+
+  // --- tenants ---------------------------------------------------------------
+  // At most `max_blocks` blocks for the tenant's sequences, each shared block
+  // once; -1 = no quota. What it holds above a lowered quota stays its own.
+  // Errors: kInvalidArgument; kResourceExhausted (heap).
+  Status SetTenantQuota(TenantId tenant, int64_t max_blocks);
+  KvTenantStats tenant_stats(TenantId tenant) const;
 
   // --- sequences -----------------------------------------------------------
   // A new, empty sequence; takes no block. -1, which is no sequence, when the
-  // heap is exhausted.
-  SeqId CreateSequence();
+  // heap is exhausted or `home_node` is no node.
+  SeqId CreateSequence(const SequenceOptions& options = {});
   // Makes room for `num_tokens` more tokens and advances the length. The blocks
   // that the new tokens fall into become exclusively the sequence's: a shared
   // tail is copied first (CoW). All or nothing.
@@ -114,7 +240,8 @@ class VARLANE_EXPORT KvPool {
   Result<Admission> Append(SeqId seq, int64_t num_tokens);
   // What Append would answer, changing nothing.
   Result<Admission> CanAppend(SeqId seq, int64_t num_tokens) const;
-  // A new sequence with the same tokens, sharing every block. O(blocks).
+  // A new sequence with the same tokens, tenant and home, sharing every block.
+  // O(blocks).
   Result<SeqId> Fork(SeqId seq);
   // Cuts the sequence to `length` tokens and gives whole blocks back.
   // Errors: kNotFound; kInvalidArgument when length is not in [0, length].
@@ -132,8 +259,9 @@ class VARLANE_EXPORT KvPool {
   Status CopySlotMapping(SeqId seq, int64_t begin,
                          std::span<int64_t> out) const;
 
-  // Walks everything and compares: free + referenced == capacity, reference
-  // counts == table entries, no block both free and referenced. O(capacity).
+  // Walks everything and compares: free + cached + referenced == capacity,
+  // reference counts == table entries, no block in two states. O(capacity);
+  // shuts everybody out meanwhile.
   // Errors: kInternal naming the first contradiction.
   Status CheckInvariants() const;
 

@@ -1,0 +1,68 @@
+// TenantTable: how many blocks each tenant's sequences hold, and may hold.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_MEMORY_TENANT_TABLE_H_
+#define VARLANE_MEMORY_TENANT_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+
+#include "varlane/kv_pool.h"
+
+namespace varlane {
+
+// One tenant's account. Threads: safe from any.
+class Tenant {
+ public:
+  // Takes `blocks` where the quota allows it.
+  bool Charge(int64_t blocks) noexcept {
+    int64_t used = used_.load();
+    do {
+      const int64_t quota = quota_.load();
+      if (quota >= 0 && blocks > 0 && used + blocks > quota) return false;
+    } while (!used_.compare_exchange_weak(used, used + blocks));
+    return true;
+  }
+  // Takes `blocks`, whatever the quota says.
+  void ForceCharge(int64_t blocks) noexcept { used_.fetch_add(blocks); }
+  void Refund(int64_t blocks) noexcept { used_.fetch_sub(blocks); }
+  void CountRefusal() noexcept { refusals_.fetch_add(1); }
+
+  int64_t used() const noexcept { return used_.load(); }
+  int64_t quota() const noexcept { return quota_.load(); }
+
+ private:
+  friend class TenantTable;
+  std::atomic<int64_t> used_{0};
+  std::atomic<int64_t> quota_{-1};
+  std::atomic<int64_t> refusals_{0};
+  int64_t sequences_ = 0;  // guarded by the table
+};
+
+// Threads: safe from any.
+class TenantTable {
+ public:
+  // The tenant's account, for one sequence more. Throws std::bad_alloc.
+  Tenant* Join(TenantId id);
+  // For one more sequence of a tenant that has one.
+  void JoinAgain(Tenant* tenant) noexcept;
+  // One sequence less. Forgets a tenant that has nothing and no quota.
+  void Leave(TenantId id) noexcept;
+
+  // Throws std::bad_alloc.
+  void SetQuota(TenantId id, int64_t max_blocks);
+  KvTenantStats stats(TenantId id) const;
+  // Sum of what all hold.
+  int64_t used() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_map<TenantId, Tenant> tenants_;  // nodes stay where they are
+};
+
+}  // namespace varlane
+
+#endif  // VARLANE_MEMORY_TENANT_TABLE_H_
