@@ -23,3 +23,7 @@ if(VARLANE_SANITIZE)
       $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
   endif()
 endif()
+if(VARLANE_FUZZ)
+  # Coverage that libFuzzer follows; its main is linked into its programs only.
+  target_compile_options(varlane_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()

@@ -16,7 +16,8 @@ packages=(
   libcli11-dev nlohmann-json3-dev libfmt-dev
 )
 if [[ ${1:-} == lint ]]; then
-  packages+=(clang-format clang-tidy)
+  # clang and its runtime: the fuzz targets are libFuzzer programs.
+  packages+=(clang-format clang-tidy clang libclang-rt-dev)
 fi
 
 if ! command -v dpkg-query >/dev/null; then
