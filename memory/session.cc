@@ -22,6 +22,7 @@
 #include "base/xxhash64.h"
 #include "memory/file.h"
 #include "memory/session_header.h"
+#include "memory/step_pin.h"
 
 namespace varlane {
 namespace {
@@ -265,6 +266,7 @@ Status SaveSession(KvPool* pool, SeqId sequence,
   const Result<SeqId> fork = pool->Fork(sequence);
   VARLANE_RETURN_IF_ERROR(fork.status());
   const OwnedSequence held(pool, *fork);
+  const StepPin pin(pool);
   const Result<int64_t> length = pool->Length(held.get());
   VARLANE_RETURN_IF_ERROR(length.status());
   const auto num_tokens = static_cast<int64_t>(tokens.size());
@@ -304,6 +306,7 @@ Result<LoadedSession> LoadSession(KvPool* pool, const std::string& path) try {
   VARLANE_REQUIRE_ARG(index.IsIntact(), path, ": bytes [", kSessionHeaderBytes,
                       ", ", kSessionHeaderBytes + header.index_bytes(),
                       ") are damaged: the index's checksum differs");
+  const StepPin pin(pool);
   const auto blocks = BlocksOf(*pool, loaded.get(), header.num_blocks());
   VARLANE_RETURN_IF_ERROR(blocks.status());
   VARLANE_RETURN_IF_ERROR(ReadBlocks(*pool, *session, index, *blocks));

@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "base/xxhash64.h"
+#include "memory/step_pin.h"
 #include "memory/swap_file.h"
 
 namespace varlane {
@@ -350,6 +351,7 @@ Result<bool> SequenceSwapper::Impl::CopyBlocks(Entry* entry, size_t begin,
     if (entry->stopped) return false;
   }
   table_.resize(entry->checksums.size());
+  const StepPin pin(pool_);
   VARLANE_RETURN_IF_ERROR(
       pool_->CopyBlockTable(entry->sequence, table_).status());
   std::byte* const base = pool_->view().base;

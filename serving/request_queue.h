@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "varlane/scheduler.h"
+#include "varlane/swap.h"
 
 namespace varlane {
 
@@ -26,9 +27,12 @@ struct TrackedRequest {
   int64_t computed = 0;          // positions in the cache, completed steps only
   int64_t length = 0;            // computed + this step's: the pool's length
   int64_t ever_computed = 0;     // most positions ever computed
-  bool in_step = false;          // part of the outstanding step
-  bool cancelled = false;        // dropped while in the outstanding step
-  bool eos = false;              // named in Complete's `finished`
+  SwapId swap = kNoSwap;         // holds `stored` positions in the swap file
+  int64_t stored = 0;
+  bool loading = false;    // running, but being read back from there
+  bool in_step = false;    // part of the outstanding step
+  bool cancelled = false;  // dropped while in the outstanding step
+  bool eos = false;        // named in Complete's `finished`
 
   int64_t known() const { return request.prompt_tokens + generated; }
   int64_t outstanding() const { return known() - computed; }

@@ -3,6 +3,7 @@
 #include "varlane/scheduler.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <mutex>
 #include <new>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "memory/step_pin.h"
 #include "serving/request_queue.h"
 #include "serving/step_builder.h"
 #include "serving/step_planner.h"
@@ -49,18 +51,6 @@ Status ValidateRequest(const Request& request) {
   return {};
 }
 
-// The pool's blocks stay where a step's tables say they are.
-class StepPin {
- public:
-  explicit StepPin(KvPool* pool) : pool_(pool) { pool_->BeginStep(); }
-  ~StepPin() { pool_->EndStep(); }
-  StepPin(const StepPin&) = delete;
-  StepPin& operator=(const StepPin&) = delete;
-
- private:
-  KvPool* const pool_;
-};
-
 // Capacity for `count` more; grows by doubling, as push_back would.
 void MakeRoom(size_t count, std::vector<RequestId>* ids) {
   const size_t needed = ids->size() + count;
@@ -93,6 +83,7 @@ class Scheduler::Impl {
   // All below: `mutex_` is held.
   void Release(TrackedRequest* request);
   void CountStep(const Step& step);
+  void NotePace(const Step& step);
   Status CheckCompletion(const Step& step, std::span<const RequestId> finished);
 
   KvPool* const pool_;
@@ -102,11 +93,16 @@ class Scheduler::Impl {
   StepPlanner planner_;
   SchedulerStats stats_;  // but those that queue and planner know
   Outstanding outstanding_ = Outstanding::kNone;
+  std::chrono::steady_clock::time_point step_start_;
   std::optional<StepPin> step_pin_;  // while a step is outstanding
 };
 
 Scheduler::Impl::~Impl() {
-  for (const TrackedRequest* request : queue_.running()) {
+  for (TrackedRequest* request : queue_.waiting()) {
+    planner_.swaps().Forget(request);
+  }
+  for (TrackedRequest* request : queue_.running()) {
+    planner_.swaps().Forget(request);
     (void)pool_->Free(request->sequence);
   }
 }
@@ -163,6 +159,9 @@ Status Scheduler::Impl::Cancel(RequestId id) {
 SchedulerStats Scheduler::Impl::stats() const {
   const std::lock_guard lock(mutex_);
   SchedulerStats stats = stats_;
+  stats.swapped_out = planner_.swaps().outs();
+  stats.swapped_in = planner_.swaps().ins();
+  stats.swap_losses = planner_.swaps().losses();
   stats.waiting = static_cast<int64_t>(queue_.waiting().size());
   stats.running = static_cast<int64_t>(queue_.running().size());
   stats.preemptions = planner_.preemptions();
@@ -178,7 +177,7 @@ bool Scheduler::Impl::idle() const {
 
 Status Scheduler::Impl::Schedule(Step* step) {
   VARLANE_REQUIRE_ARG(step != nullptr, "step is null");
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   VARLANE_REQUIRE(outstanding_ != Outstanding::kStep,
                   StatusCode::kFailedPrecondition,
                   "the previous step was not completed");
@@ -187,6 +186,16 @@ Status Scheduler::Impl::Schedule(Step* step) {
   Status status;
   try {
     status = planner_.Plan();
+    while (status.ok() && planner_.waits_for_swap()) {
+      // Between two plans nothing points into the books.
+      step_pin_.reset();
+      const int64_t seen = planner_.completions_before();
+      lock.unlock();
+      planner_.swaps().swapper()->WaitForCompletion(seen);
+      lock.lock();
+      step_pin_.emplace(pool_);
+      status = planner_.Plan();
+    }
     if (status.ok()) status = BuildStep(*pool_, planner_.plan(), step);
     if (!status.ok()) ClearStep(step);
   } catch (const std::bad_alloc&) {
@@ -202,6 +211,7 @@ Status Scheduler::Impl::Schedule(Step* step) {
     return status;
   }
   CountStep(*step);
+  step_start_ = std::chrono::steady_clock::now();
   outstanding_ = step->empty() ? Outstanding::kEmptyStep : Outstanding::kStep;
   if (outstanding_ != Outstanding::kStep) step_pin_.reset();
   return {};
@@ -214,6 +224,7 @@ Status Scheduler::Impl::Complete(const Step& step,
   VARLANE_RETURN_IF_ERROR(CheckCompletion(step, finished));
   if (ended != nullptr) MakeRoom(planner_.plan().size(), ended);
   // From here on nothing fails.
+  NotePace(step);
   for (const RequestId id : finished) queue_.Find(id)->eos = true;
   for (TrackedRequest* request : planner_.plan()) {
     const bool samples = request->samples();
@@ -283,7 +294,20 @@ void Scheduler::Impl::CountStep(const Step& step) {
   }
 }
 
+// How long computing takes, where prefill was most of it.
+void Scheduler::Impl::NotePace(const Step& step) {
+  int64_t prefill = 0;
+  for (const StepEntry& entry : step.entries) {
+    if (entry.is_prefill) prefill += entry.count;
+  }
+  if (2 * prefill <= step.total_q()) return;
+  const std::chrono::duration<double> took =
+      std::chrono::steady_clock::now() - step_start_;
+  planner_.swaps().NotePrefill(double(step.total_q()), took.count());
+}
+
 void Scheduler::Impl::Release(TrackedRequest* request) {
+  planner_.swaps().Forget(request);
   if (request->sequence != kNoSequence) (void)pool_->Free(request->sequence);
   queue_.Erase(request);
 }

@@ -20,11 +20,21 @@ Status StepPlanner::Plan() {
   plan_decodes_ = 0;
   budget_left_ = options_.token_budget;
   preempted_ = false;
+  deferred_ = false;
+  completions_before_ = swaps_.completions();
+  bool loading = false;
+  for (TrackedRequest* request : queue_->running()) {
+    loading |= !swaps_.Settle(request);
+  }
   VARLANE_RETURN_IF_ERROR(PlanRunning(/*decodes=*/true));
   VARLANE_RETURN_IF_ERROR(PlanRunning(/*decodes=*/false));
   // Blocks were short a moment ago: whoever starts now would be the next
   // victim, if it is not the last one.
-  if (!preempted_) VARLANE_RETURN_IF_ERROR(PlanWaiting());
+  if (!preempted_ && !deferred_) VARLANE_RETURN_IF_ERROR(PlanWaiting());
+  waits_for_swap_ =
+      plan_.empty() && (loading || deferred_ || swaps_.busy() ||
+                        swaps_.completions() != completions_before_);
+  if (waits_for_swap_) return {};
   if (plan_.empty() && !queue_->waiting().empty()) {
     return Stuck(**queue_->waiting().begin());
   }
@@ -35,7 +45,7 @@ Status StepPlanner::PlanRunning(bool decodes) {
   const RequestQueue::Ordered& running = queue_->running();
   for (auto it = running.begin(); it != running.end() && budget_left_ > 0;) {
     TrackedRequest* request = *it;
-    if ((request->outstanding() == 1) != decodes) {
+    if (request->loading || (request->outstanding() == 1) != decodes) {
       ++it;
       continue;
     }
@@ -43,6 +53,11 @@ Status StepPlanner::PlanRunning(bool decodes) {
     VARLANE_RETURN_IF_ERROR(count.status());
     // Preempted itself: it was the last running one, and is gone.
     if (*count == 0) break;
+    if (*count == kDeferred) {
+      deferred_ = true;
+      ++it;
+      continue;
+    }
     plan_.push_back(request);
     plan_decodes_ += decodes ? 1 : 0;
     budget_left_ -= *count;
@@ -62,6 +77,15 @@ Status StepPlanner::PlanWaiting() {
     const int64_t spare =
         queue_->running().empty() ? 0 : promised + WatermarkBlocks();
     if (Blocks(request->known()) + spare > pool_->free_blocks()) break;
+    const RequestSwaps::Resume resume = swaps_.ResumeOf(request);
+    if (resume == RequestSwaps::Resume::kNotYet) break;
+    if (resume == RequestSwaps::Resume::kReadBack) {
+      const Result<bool> begun = BeginReadBack(request);
+      VARLANE_RETURN_IF_ERROR(begun.status());
+      if (!*begun) break;
+      promised += Blocks(request->known()) - Blocks(request->length);
+      continue;
+    }
     const bool is_decode = request->outstanding() == 1;
     request->sequence = pool_->CreateSequence();
     const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
@@ -80,6 +104,23 @@ Status StepPlanner::PlanWaiting() {
   return {};
 }
 
+// Starts a request that goes on from the swap file, once it is read. False:
+// others took blocks meanwhile, or it must be computed again: next time.
+Result<bool> StepPlanner::BeginReadBack(TrackedRequest* request) {
+  request->sequence = pool_->CreateSequence();
+  const Result<Admission> room =
+      pool_->Append(request->sequence, request->stored);
+  if (!room.ok() || !room->admitted() || !swaps_.ReadBack(request)) {
+    (void)pool_->Free(std::exchange(request->sequence, kNoSequence));
+    VARLANE_RETURN_IF_ERROR(room.status());
+    deferred_ = true;  // the plan may stay empty: another one follows
+    return false;
+  }
+  request->length = request->stored;
+  queue_->Start(request);
+  return true;
+}
+
 void StepPlanner::Abandon() {
   for (TrackedRequest* request : plan_) {
     (void)pool_->Truncate(request->sequence, request->computed);
@@ -95,9 +136,12 @@ void StepPlanner::Abandon() {
 // 0: `request` was itself the last.
 Result<int64_t> StepPlanner::Grow(TrackedRequest* request) {
   for (;;) {
+    // Asked first: blocks that came meanwhile are found, none is missed.
+    const bool blocks_come = swaps_.blocks_come();
     // Again in each round: a planned victim's share of the budget comes back.
     const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
     if (!count.ok() || *count > 0) return count;
+    if (blocks_come) return kDeferred;
     if (queue_->running().size() == 1) return Stuck(*request);
     TrackedRequest* victim = queue_->victim();
     Preempt(victim);
@@ -125,7 +169,7 @@ Result<int64_t> StepPlanner::AppendWhatFits(TrackedRequest* request,
 }
 
 // Gives all its blocks back and queues it again. What it generated is kept;
-// what it computed is not.
+// what it computed may be, in the swap file: then the blocks come free later.
 void StepPlanner::Preempt(TrackedRequest* victim) {
   const auto planned = std::find(plan_.begin(), plan_.end(), victim);
   if (planned != plan_.end()) {
@@ -133,9 +177,7 @@ void StepPlanner::Preempt(TrackedRequest* victim) {
     budget_left_ += victim->length - victim->computed;
     plan_.erase(planned);
   }
-  (void)pool_->Free(std::exchange(victim->sequence, kNoSequence));
-  victim->computed = 0;
-  victim->length = 0;
+  swaps_.Evict(victim, /*may_swap=*/true);
   queue_->Return(victim);
   ++preemptions_;
   preempted_ = true;

@@ -14,6 +14,7 @@
 
 #include "base/math.h"
 #include "serving/request_queue.h"
+#include "serving/request_swaps.h"
 #include "varlane/kv_pool.h"
 #include "varlane/scheduler.h"
 
@@ -23,7 +24,7 @@ class StepPlanner {
  public:
   StepPlanner(const SchedulerOptions& options, KvPool* pool,
               RequestQueue* queue)
-      : options_(options), pool_(pool), queue_(queue) {}
+      : options_(options), pool_(pool), queue_(queue), swaps_(options, pool) {}
 
   // Plans the next step: `length` of each request in plan() says how far it
   // gets, and its blocks are there. The plan has an entry whenever there is a
@@ -42,6 +43,12 @@ class StepPlanner {
 
   // Decodes first.
   std::span<TrackedRequest* const> plan() const { return plan_; }
+  RequestSwaps& swaps() { return swaps_; }
+  const RequestSwaps& swaps() const { return swaps_; }
+  // The plan is empty only because transfers are under way: wait for one more
+  // than completions_before() and plan again.
+  bool waits_for_swap() const { return waits_for_swap_; }
+  int64_t completions_before() const { return completions_before_; }
   int64_t preemptions() const { return preemptions_; }  // since ever
 
   int64_t Blocks(int64_t tokens) const {
@@ -56,7 +63,10 @@ class StepPlanner {
  private:
   Status PlanRunning(bool decodes);
   Status PlanWaiting();
+  // Not now: blocks come free when a victim has been written.
+  static constexpr int64_t kDeferred = -1;
   Result<int64_t> Grow(TrackedRequest* request);
+  Result<bool> BeginReadBack(TrackedRequest* request);
   Result<int64_t> AppendWhatFits(TrackedRequest* request, int64_t want);
   void Preempt(TrackedRequest* victim);
   int64_t ChunkOf(const TrackedRequest& request) const;
@@ -71,10 +81,14 @@ class StepPlanner {
   const SchedulerOptions options_;
   KvPool* const pool_;
   RequestQueue* const queue_;
+  RequestSwaps swaps_;
   std::vector<TrackedRequest*> plan_;
   int64_t plan_decodes_ = 0;  // stand first; only right if !preempted_
   int64_t budget_left_ = 0;
   bool preempted_ = false;  // by this plan
+  bool deferred_ = false;   // somebody waits for blocks that come
+  bool waits_for_swap_ = false;
+  int64_t completions_before_ = 0;
   int64_t preemptions_ = 0;
 };
 

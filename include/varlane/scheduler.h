@@ -18,16 +18,28 @@
 #include "varlane/export.h"
 #include "varlane/kv_pool.h"
 #include "varlane/status.h"
+#include "varlane/swap.h"
 
 namespace varlane {
 
 using RequestId = int64_t;
+
+// What a preemption does with what the request has computed.
+enum class EvictionPolicy : uint8_t {
+  kByCost,     // the cheaper of the two, as measured (ChooseEviction)
+  kRecompute,  // drop it
+  kSwap,       // write it to the swap file while there is room
+};
 
 struct SchedulerOptions {
   int64_t token_budget = 2048;  // query tokens a step, at least 1
   int64_t max_seqs = 256;       // requests running at once
   int64_t max_chunk = 0;        // prefill tokens of one request a step; 0 = any
   double watermark = 0.01;      // share of blocks a new request must leave free
+  // Where preempted sequences may go; null = they are computed again. Must
+  // outlive the scheduler.
+  SequenceSwapper* swapper = nullptr;
+  EvictionPolicy eviction = EvictionPolicy::kByCost;
 };
 
 struct Request {
@@ -75,6 +87,9 @@ struct SchedulerStats {
   int64_t prefill_tokens = 0;  // scheduled, recomputed ones included
   int64_t decode_tokens = 0;
   int64_t recomputed_tokens = 0;  // computed again after a preemption
+  int64_t swapped_out = 0;        // of the preemptions: to the swap file
+  int64_t swapped_in = 0;         // of these: went on from there
+  int64_t swap_losses = 0;        // of these: computed again, I/O failed
 };
 
 // Threads: Submit, Cancel and stats are safe from any thread; Schedule and
@@ -103,7 +118,9 @@ class VARLANE_EXPORT Scheduler {
   // Fills `step` with the next batch; empty when there is nothing to do. Each
   // running request's blocks for this step are allocated here; when the pool
   // runs dry the lowest-priority, youngest request is preempted: its blocks are
-  // freed and it starts over from its first token, generated ones included.
+  // freed and it starts over from its first token, generated ones included -
+  // or, with a swapper, may be written to its file and go on from there. While
+  // nothing can run before a transfer ends, this waits for it.
   // Errors: kFailedPrecondition when the previous step was not completed;
   //         kResourceExhausted when sequences of others leave too few blocks
   //         for even one request; the pool's. `step` is empty then, and the

@@ -45,7 +45,7 @@ struct LoadedSession {
 //
 // Threads: the sequence may be appended to, forked, truncated and freed
 //          meanwhile (the blocks are held); its K/V below the length must have
-//          been written, and blocks must not be moved.
+//          been written. Counts as an outstanding step (KvPool::BeginStep).
 // Errors:  kNotFound (no such sequence, no such folder), kInvalidArgument
 //          (count of tokens), kResourceExhausted (disk, heap),
 //          kPermissionDenied, kUnavailable; they name path and reason, and
@@ -61,7 +61,7 @@ VARLANE_EXPORT Status SaveSession(KvPool* pool, SeqId sequence,
 // layout must be the file's in every field, number of blocks and their order
 // aside.
 //
-// Threads: blocks of the pool must not be moved meanwhile.
+// Threads: any; counts as an outstanding step (KvPool::BeginStep).
 // Errors:  kInvalidArgument naming what is wrong: no session file, another
 //          version, a field, its value and the pool's, a damaged byte range,
 //          a length that the file's size contradicts; kResourceExhausted when
