@@ -29,6 +29,7 @@ class RunNode final : public GraphLaunch {
     return {};
   }
   void Run(const Threadgroup& group) override { run_(group); }
+  void RunTraced(const Threadgroup& group) override { run_.RunTraced(group); }
   void Done(bool complete) noexcept override {
     run_.End(complete, fill_nan_, report_);
   }

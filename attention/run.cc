@@ -147,10 +147,15 @@ void PlanRun::FillNan() const noexcept {
   }
 }
 
-void PlanRun::operator()(const Threadgroup& tg) const {
+template <bool kTraced>
+void PlanRun::Attend(const Threadgroup& tg) const {
   WorkerCounters& count = plan_->counters[static_cast<size_t>(tg.worker())];
   Assignment work;
-  if (!Assign(*plan_, tg.index(), count, &work)) return;
+  if (!Assign(*plan_, tg.index(), count, &work)) {
+    if constexpr (kTraced) tg.MarkSurplus();
+    return;
+  }
+  if constexpr (kTraced) Annotate(tg, work);
   if (!work.is_whole()) {
     RunPartition(tg, work, count);
     return;
@@ -160,6 +165,26 @@ void PlanRun::operator()(const Threadgroup& tg) const {
   args.partition_end = work.partition_end;
   Finish(work.item, work.head, &args);
   kernels_->attend(args);
+}
+
+template void PlanRun::Attend<false>(const Threadgroup& tg) const;
+template void PlanRun::Attend<true>(const Threadgroup& tg) const;
+
+void PlanRun::Annotate(const Threadgroup& tg, const Assignment& work) const {
+  const RowMask& mask = work.item.mask;
+  const int64_t low = std::max(mask.low(0), work.partition_begin * kPartition);
+  const int64_t high = std::min(mask.high(work.item.num_tokens - 1),
+                                work.partition_end * kPartition);
+  const KvLayout& layout = plan_->layout;
+  TraceNote note;
+  note.sequence = work.item.seq;
+  note.head = work.head;
+  note.partition_begin = static_cast<int32_t>(work.partition_begin);
+  note.partition_end = static_cast<int32_t>(work.partition_end);
+  note.bytes = std::max<int64_t>(high - low, 0) *
+               (layout.head_size + layout.v_head_size) *
+               static_cast<int64_t>(SizeOf(layout.dtype));
+  tg.Annotate(note);
 }
 
 AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
@@ -289,6 +314,10 @@ Status RunPlan(Runtime* runtime, const KernelTable& table, Impl* plan,
   launch.scratch_bytes = run.scratch_bytes();
   launch.stop = options.stop;
   launch.deadline = options.deadline;
+  launch.name = "attention";
+  const auto traced = [&run](const Threadgroup& tg) { run.RunTraced(tg); };
+  const FunctionRef<void(const Threadgroup&)> traced_body = traced;
+  launch.traced_body = &traced_body;
   const Status status =
       runtime->Launch(Grid{run.num_threadgroups()}, run, launch);
   run.End(status.ok(), options.fill_nan, options.report);

@@ -38,12 +38,16 @@ class PlanRun {
   int64_t num_threadgroups() const noexcept { return plan_->grid_size; }
   size_t scratch_bytes() const noexcept;  // per worker
 
-  // The body.
-  void operator()(const Threadgroup& group) const;
+  // The body, and the one that also says what its slice of a trace is about.
+  void operator()(const Threadgroup& group) const { Attend<false>(group); }
+  void RunTraced(const Threadgroup& group) const { Attend<true>(group); }
 
  private:
   using Item = AttentionPlan::Impl::Item;
 
+  template <bool kTraced>
+  void Attend(const Threadgroup& group) const;
+  void Annotate(const Threadgroup& group, const Assignment& work) const;
   AttendArgs Args(const Threadgroup& group, const Item& item, int head) const;
   void AimNext(int64_t index, AttendArgs* args) const;
   KvPages PagesOf(const Item& item, int head) const;

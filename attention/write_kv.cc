@@ -101,7 +101,9 @@ Status WriteKvTokens(Runtime* runtime, const KernelTable& table,
                      std::span<const int64_t> slot_mapping) {
   KvWrite write;
   VARLANE_RETURN_IF_ERROR(write.Begin(table, kv, layer, k, v, slot_mapping));
-  return runtime->Launch(Grid{write.num_threadgroups()}, write);
+  LaunchOptions options;
+  options.name = "write_kv";
+  return runtime->Launch(Grid{write.num_threadgroups()}, write, options);
 }
 
 }  // namespace varlane

@@ -92,6 +92,20 @@ bool DrainGrid(const Drainer& drainer, const Body& body) noexcept {
   return true;
 }
 
+// The same, recording each threadgroup. An instantiation of its own, chosen
+// once a drain: loops that are not traced are the same code with and without
+// it.
+template <typename Body>
+bool DrainGridTraced(const Drainer& drainer, LaunchTrace* trace,
+                     const Body& body) noexcept {
+  TraceRecorder recorder(trace, drainer.worker);
+  return DrainGrid(drainer, [&](const Threadgroup& group) {
+    recorder.Begin();
+    body(group);
+    recorder.End(group.index());
+  });
+}
+
 }  // namespace varlane
 
 #endif  // VARLANE_RUNTIME_DRAIN_H_

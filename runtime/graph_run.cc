@@ -100,7 +100,7 @@ void GraphRun::WorkOn(Node* node, const Drainer& worker, Lock* lock) noexcept {
   if (node->phase == Phase::kPreparing) {
     Offer(lock);
     lock->unlock();
-    const bool is_prepared = Prepare(node);
+    const bool is_prepared = Prepare(node, worker.worker);
     lock->lock();
     if (!is_prepared) return;
     node->phase = Phase::kOpen;
@@ -115,7 +115,9 @@ void GraphRun::WorkOn(Node* node, const Drainer& worker, Lock* lock) noexcept {
     GraphLaunch* const launch = node->launch.get();
     (void)engine_->Drain(
         &drainer, node->scratch_bytes,
-        [launch](const Threadgroup& group) { launch->Run(group); });
+        [launch](const Threadgroup& group) { launch->Run(group); },
+        &node->trace,
+        [launch](const Threadgroup& group) { launch->RunTraced(group); });
     lock->lock();
   }
   // Either empty or cancelled: nobody else has anything to do there.
@@ -150,7 +152,7 @@ int GraphRun::OfferListed() noexcept {
       std::min<int64_t>(work - num_idle_, most - num_helpers_));
 }
 
-bool GraphRun::Prepare(Node* node) noexcept {
+bool GraphRun::Prepare(Node* node, int worker) noexcept {
   const auto fail = [&](StatusCode code, const char* verb,
                         std::string_view why) {
     try {
@@ -160,7 +162,12 @@ bool GraphRun::Prepare(Node* node) noexcept {
       state_->Fail({code, why});
     }
   };
+  node->trace.tracer = nullptr;
+  if (state_->trace.tracer != nullptr) {
+    node->trace.Begin(state_->trace.tracer, node->spec->name);
+  }
   try {
+    const TraceScope scope(node->trace, worker);
     if (node->launch == nullptr) {
       fail(StatusCode::kInvalidArgument, ": ", "its maker made nothing");
       return false;
@@ -191,6 +198,7 @@ bool GraphRun::Prepare(Node* node) noexcept {
 void GraphRun::End(Node* node, Lock* lock) noexcept {
   lock->unlock();
   node->must_tell = false;
+  if (node->trace.tracer != nullptr) node->trace.CountBandwidth();
   node->launch->Done(true);
   lock->lock();
   node->phase = Phase::kDone;

@@ -67,6 +67,7 @@ class GraphRun {
     SharedGrid grid;
     int64_t num_threadgroups = 0;
     size_t scratch_bytes = 0;
+    LaunchTrace trace;
     bool must_tell = false;  // Prepare went well, Done was not called
     // Guarded by mutex_.
     Phase phase = Phase::kWaiting;
@@ -93,7 +94,7 @@ class GraphRun {
   void End(Node* node, Lock* lock) noexcept;
   bool WaitForWork(bool is_caller, Lock* lock) noexcept;
 
-  bool Prepare(Node* node) noexcept;
+  bool Prepare(Node* node, int worker) noexcept;
 
   std::vector<std::unique_ptr<Node>> nodes_;
   void* args_ = nullptr;

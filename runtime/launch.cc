@@ -147,8 +147,11 @@ Status LaunchEngine::Launch(const Grid& grid,
     LaunchState* const state = board_->Take();
     state->Reset(options, Participants(grid.num_threadgroups, options));
     state->body = &body;
+    state->traced_body =
+        options.traced_body != nullptr ? options.traced_body : &body;
     state->grid.Reset(grid);
-    return Execute(state);
+    Trace(state, options.name);
+    return Execute(state, grid.num_threadgroups);
   } catch (const std::bad_alloc&) {
     return {StatusCode::kResourceExhausted, "no memory for a launch"};
   }
@@ -159,13 +162,19 @@ Status LaunchEngine::Run(GraphRun* run, const LaunchOptions& options) {
     LaunchState* const state = board_->Take();
     state->Reset(options, Participants(placement_.num_workers(), options));
     state->graph = run;
+    Trace(state, options.name.empty() ? "graph" : options.name);
     run->Start(this, state);
-    Status status = Execute(state);
+    Status status = Execute(state, 0);
     run->Finish();
     return status;
   } catch (const std::bad_alloc&) {
     return {StatusCode::kResourceExhausted, "no memory to run a graph"};
   }
+}
+
+void LaunchEngine::Trace(LaunchState* state, std::string_view name) noexcept {
+  Tracer* const tracer = tracer_.load(std::memory_order_acquire);
+  if (tracer != nullptr) state->trace.Begin(tracer->impl(), name);
 }
 
 int LaunchEngine::Participants(int64_t at_most,
@@ -178,7 +187,7 @@ int LaunchEngine::Participants(int64_t at_most,
 }
 
 // Takes the state, all set, to its end.
-Status LaunchEngine::Execute(LaunchState* state) {
+Status LaunchEngine::Execute(LaunchState* state, int64_t num_threadgroups) {
   // A thread inside a body of ours keeps its number.
   const BodyContext* const inside = FindBody(this);
   const int worker = inside != nullptr ? inside->worker : 0;
@@ -186,6 +195,9 @@ Status LaunchEngine::Execute(LaunchState* state) {
     TakePart(state, worker, true);
   } else {
     RunWithHelpers(state, worker, inside != nullptr);
+  }
+  if (state->trace.tracer != nullptr) {
+    state->trace.EndLaunch(worker, num_threadgroups);
   }
   Status status = state->TakeResult();
   board_->Put(state);
@@ -241,7 +253,8 @@ void LaunchEngine::TakePart(LaunchState* state, int worker,
   if (state->graph != nullptr) {
     state->graph->TakePart(drainer, is_caller);
   } else {
-    Drain(&drainer, state->scratch_bytes, *state->body);
+    (void)Drain(&drainer, state->scratch_bytes, *state->body, &state->trace,
+                *state->traced_body);
   }
   innermost_body = context.outer;
 }

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "runtime/affinity.h"
@@ -51,9 +52,10 @@ class LaunchEngine {
   // Lets `joins` helpers in and sends for them. One caller at a time a state.
   void Summon(LaunchState* state, int joins) noexcept;
   // Empties drainer->grid with scratch of the worker; false once cancelled.
-  template <typename Body>
-  bool Drain(Drainer* drainer, size_t scratch_bytes,
-             const Body& body) noexcept {
+  // `traced` is what runs where `trace` has a tracer.
+  template <typename Body, typename TracedBody>
+  bool Drain(Drainer* drainer, size_t scratch_bytes, const Body& body,
+             LaunchTrace* trace, const TracedBody& traced) noexcept {
     ScratchPool::Lease scratch;
     if (Status status =
             scratch_.Acquire(drainer->worker, scratch_bytes, &scratch);
@@ -62,7 +64,13 @@ class LaunchEngine {
       return false;
     }
     drainer->scratch = scratch.bytes();
+    if (trace->tracer != nullptr) {
+      return DrainGridTraced(*drainer, trace, traced);
+    }
     return DrainGrid(*drainer, body);
+  }
+  void SetTracer(Tracer* tracer) noexcept {
+    tracer_.store(tracer, std::memory_order_release);
   }
   int spin_limit() const noexcept { return spin_limit_; }
   int num_nodes() const noexcept { return placement_.num_nodes(); }
@@ -70,9 +78,10 @@ class LaunchEngine {
  private:
   friend void HelpTask(LaunchBoard& board, int node, int worker) noexcept;
 
+  void Trace(LaunchState* state, std::string_view name) noexcept;
   int Participants(int64_t at_most,
                    const LaunchOptions& options) const noexcept;
-  Status Execute(LaunchState* state);
+  Status Execute(LaunchState* state, int64_t num_threadgroups);
   bool MustMoveCaller() const noexcept;
   void RunWithHelpers(LaunchState* state, int worker, bool is_nested);
   void TakePart(LaunchState* state, int worker, bool is_caller) noexcept;
@@ -85,6 +94,7 @@ class LaunchEngine {
   CpuMask caller_mask_;
   bool pin_;
   int spin_limit_;
+  std::atomic<Tracer*> tracer_ = nullptr;  // null: nothing is traced
   // Held by the one caller at a time that is moved to worker 0's PU; others run
   // where the system puts them rather than share one core.
   alignas(64) std::atomic<bool> caller_seat_taken_ = false;

@@ -178,6 +178,7 @@ void Connect(LaunchGraph::Impl* impl, int32_t before, int32_t node) {
 }  // namespace
 
 GraphLaunch::~GraphLaunch() = default;
+void GraphLaunch::RunTraced(const Threadgroup& group) { Run(group); }
 void GraphLaunch::Done(bool /*complete*/) noexcept {}
 
 LaunchGraph::Impl::Impl()

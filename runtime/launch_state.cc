@@ -46,6 +46,7 @@ void LaunchState::Reset(const LaunchOptions& options,
                         int num_participants) noexcept {
   body = nullptr;
   graph = nullptr;
+  trace.tracer = nullptr;
   stop_ = options.stop.stop_possible() ? &options.stop : nullptr;
   deadline_ = options.deadline;
   scratch_bytes = options.scratch_bytes;

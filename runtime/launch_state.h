@@ -12,6 +12,7 @@
 #include <stop_token>
 #include <vector>
 
+#include "runtime/tracing.h"
 #include "varlane/runtime.h"
 
 namespace varlane {
@@ -105,7 +106,9 @@ class LaunchState {
 
   // Written before the launch opens, then constant.
   const FunctionRef<void(const Threadgroup&)>* body = nullptr;
+  const FunctionRef<void(const Threadgroup&)>* traced_body = nullptr;
   GraphRun* graph = nullptr;  // a graph's run: body and grid are its nodes'
+  LaunchTrace trace;
   size_t scratch_bytes = 0;
   int participants = 0;
   SharedGrid grid;

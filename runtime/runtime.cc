@@ -137,6 +137,10 @@ Status Runtime::Run(const LaunchGraph& graph, void* args,
   }
 }
 
+void Runtime::SetTracer(Tracer* tracer) noexcept {
+  impl_->engine.SetTracer(tracer);
+}
+
 // The caller itself goes to the node for a while: no thread has to be free,
 // so this cannot deadlock, from inside a body either.
 Status Runtime::RunOnNode(int node, FunctionRef<void()> body) {

@@ -46,6 +46,8 @@ class VARLANE_EXPORT GraphLaunch {
   virtual Status Prepare(void* args, GraphGrid* grid) = 0;
   // The body: called once for each index, from several workers.
   virtual void Run(const Threadgroup& group) = 0;
+  // The same in a traced run: may annotate the slice.
+  virtual void RunTraced(const Threadgroup& group);
   // Called once after each Prepare that returned OK, when no body runs any
   // more: `complete` when all did, else the run failed.
   virtual void Done(bool complete) noexcept;

@@ -14,11 +14,13 @@
 #include <span>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "varlane/export.h"
 #include "varlane/function_ref.h"
 #include "varlane/status.h"
+#include "varlane/trace.h"
 
 namespace varlane {
 
@@ -129,6 +131,12 @@ class Threadgroup {
   // long bodies may poll it and return.
   bool cancelled() const noexcept { return cancelled_(launch_); }
 
+  // For traced bodies: what this threadgroup's slice says, or that it was
+  // surplus, which is counted and has no slice. Nothing happens where the
+  // launch is not traced.
+  VARLANE_EXPORT void Annotate(const TraceNote& note) const noexcept;
+  VARLANE_EXPORT void MarkSurplus() const noexcept;
+
  private:
   int64_t index_;
   int worker_;
@@ -145,6 +153,10 @@ struct LaunchOptions {
   // Cancels the launch when it passes before the last threadgroup has begun.
   std::chrono::steady_clock::time_point deadline =
       std::chrono::steady_clock::time_point::max();
+  std::string_view name = {};  // of its slices in traces
+  // Runs in place of the body where the launch is traced, so that the body
+  // itself need not know: does the same and annotates.
+  const FunctionRef<void(const Threadgroup&)>* traced_body = nullptr;
 };
 
 class LaunchGraph;  // varlane/graph.h
@@ -196,6 +208,10 @@ class VARLANE_EXPORT Runtime {
   // Cost:    warm, no allocation; docs/graphs.md has figures.
   Status Run(const LaunchGraph& graph, void* args = nullptr,
              const LaunchOptions& options = {});
+
+  // Launches and graphs that begin from now on record into `tracer`; null ends
+  // that. It must outlive those that began meanwhile.
+  void SetTracer(Tracer* tracer) noexcept;
 
   // Runs `body` once on a worker pinned to `node` (first touch, without any
   // privilege); returns when done. Errors: as Launch.
