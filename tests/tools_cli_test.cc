@@ -98,11 +98,12 @@ TEST_F(CliTest, HelpOfEachCommandListsItsOptionsWithExamples) {
         "--fraction", "--layers", "--kv-heads", "--head-size"}},
       {"attend",
        {"--json", "--out", "--kv-dtype", "--block-size", "--owner",
-        "--partitions", "--threads", "--seed", "--repeat", "--random"}},
+        "--partitions", "--threads", "--seed", "--repeat", "--random",
+        "--trace"}},
       {"replay",
        {"--json", "--requests", "--scale-lengths", "--model", "--layers",
         "--token-budget", "--max-seqs", "--rate", "--concurrency", "--verify",
-        "--demo"}},
+        "--demo", "--trace"}},
       {"trace", {"--json", "--out", "--seed", "--requests"}}};
   for (const Help& help : helps) {
     const Outcome outcome = Varlane(std::string(help.command) + " --help");

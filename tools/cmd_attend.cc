@@ -14,6 +14,7 @@
 #include "tools/report.h"
 #include "tools/safetensors.h"
 #include "tools/status_util.h"
+#include "tools/trace_file.h"
 
 namespace varlane::tools {
 namespace {
@@ -29,6 +30,7 @@ struct AttendFlags {
   RuntimeFlags runtime;
   double verify = 0;
   std::string out;
+  std::string trace;
   std::string json;
 
   bool is_random() const { return !random.q_lens.empty(); }
@@ -188,8 +190,11 @@ Status RunAttendCommand(AttendFlags flags) {
           ? MakeRandomCase(flags.random, flags.shape, runtime.get())
           : LoadAttentionCase(flags.file));
   if (!flags.kv_dtype_given) flags.options.kv_dtype = c.k.dtype;
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<TraceFile> trace,
+                       TraceFile::Start(flags.trace, runtime.get()));
   VARLANE_TOOLS_ASSIGN(const AttendResult result,
                        RunAttend(c, flags.options, runtime.get()));
+  VARLANE_TOOLS_TRY(trace->Finish());
   Json json = {
       {"case", CaseToJson(c, flags.options)},
       {"launch", ResultToJson(flags.options, result, runtime->num_workers())}};
@@ -258,6 +263,7 @@ void AddLaunchFlags(CLI::App* command, AttendFlags* flags) {
                "(default 0)");
   command->add_option("--out", flags->out, "Write out and lse (safetensors)")
       ->type_name("FILE");
+  AddTraceFlag(command, &flags->trace);
   AddJsonFlag(command, &flags->json);
 }
 

@@ -12,6 +12,7 @@
 #include "tools/status_util.h"
 #include "tools/synthetic_trace.h"
 #include "tools/trace.h"
+#include "tools/trace_file.h"
 
 namespace varlane::tools {
 namespace {
@@ -27,6 +28,7 @@ struct ReplayFlags {
   ModelFlags model;
   ReplayOptions options;
   RuntimeFlags runtime;
+  std::string trace;
   std::string json;
 };
 
@@ -65,8 +67,12 @@ Status RunReplayCommand(ReplayFlags flags) {
                        MakeRuntimeOptions(flags.runtime));
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Runtime> runtime,
                        Runtime::Create(runtime_options));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<TraceFile> trace_file,
+                       TraceFile::Start(flags.trace, runtime.get()));
+  flags.options.tracer = trace_file->tracer();
   VARLANE_TOOLS_ASSIGN(const ReplayResult result,
                        RunReplay(flags.options, workload, runtime.get()));
+  VARLANE_TOOLS_TRY(trace_file->Finish());
   Json json = {{"trace",
                 {{"source", trace.source},
                  {"format", TraceFormatName(trace.format)},
@@ -207,6 +213,7 @@ void AddReplayCommand(CLI::App* app, Run* run) {
   AddShareFlag(command, "--verify", &flags->options.verify_share,
                "Share of the output rows to recompute in double precision "
                "(default 0; 0.01 with --demo)");
+  AddTraceFlag(command, &flags->trace);
   AddJsonFlag(command, &flags->json);
   command->footer(kFooter);
   command->callback([flags, command, run] {

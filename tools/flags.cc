@@ -23,6 +23,14 @@ CLI::Option* AddJsonFlag(CLI::App* app, std::string* path) {
       ->type_name("FILE");
 }
 
+CLI::Option* AddTraceFlag(CLI::App* app, std::string* path) {
+  return app
+      ->add_option("--trace", *path,
+                   "Write what each worker did when, for ui.perfetto.dev or "
+                   "chrome://tracing (JSON)")
+      ->type_name("FILE");
+}
+
 CLI::Option* AddDTypeFlag(CLI::App* app, const std::string& name, DType* dtype,
                           const std::string& help) {
   const auto parse = [](const std::string& text) -> Result<DType> {

@@ -35,6 +35,8 @@ void AddBenchCommand(CLI::App* app, Run* run);
 
 // --json FILE; "-" = stdout, instead of the table.
 CLI::Option* AddJsonFlag(CLI::App* app, std::string* path);
+// "--trace FILE", see TraceFile.
+CLI::Option* AddTraceFlag(CLI::App* app, std::string* path);
 
 // An option whose text a parser of ours understands. `parse` returns Result<T>.
 template <typename T, typename Parse>

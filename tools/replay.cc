@@ -216,6 +216,11 @@ void Replay::CountStep(double step_seconds) {
   const double use = 1 - static_cast<double>(pool_->free_blocks()) /
                              static_cast<double>(pool_->capacity_blocks());
   result_.kv_use.Add(use);
+  if (options_.tracer != nullptr) {
+    options_.tracer->Counter("KV pool use, %", use * 100);
+    options_.tracer->Counter("query tokens of a step",
+                             static_cast<double>(step_.total_q()));
+  }
   result_.peak_kv_use = std::max(result_.peak_kv_use, use);
 }
 

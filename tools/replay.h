@@ -39,7 +39,8 @@ struct ReplayOptions {
   int64_t kv_bytes = 0;      //   memory budget does
   double fraction = 0;       // claim policy; 0 = environment, else what fits
   int64_t weights_bytes = 0;
-  std::string memory_root;  // tests: where /proc and /sys are
+  std::string memory_root;   // tests: where /proc and /sys are
+  Tracer* tracer = nullptr;  // gets the pool's use, step by step
 };
 
 // How the pool's size came about.
