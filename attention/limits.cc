@@ -36,7 +36,7 @@ Result<const LimitKernels*> FindLimits(const Runtime* runtime) {
 // One way to read.
 struct Loop {
   int streams;
-  bool prefetch;
+  int prefetch;     // into L1 or L2; 0 = none
   bool shared_out;  // small threadgroups as workers come; else equal shares
   bool by_block;    // whole blocks; else one KV head after the other
 };
@@ -46,7 +46,7 @@ std::vector<Loop> AllLoops() {
   for (const bool by_block : {false, true}) {
     for (const bool shared_out : {false, true}) {
       for (const int streams : {1, 2, 4, 8}) {
-        for (const bool prefetch : {false, true}) {
+        for (const int prefetch : {0, 1, 2}) {
           loops.push_back({streams, prefetch, shared_out, by_block});
         }
       }
@@ -217,7 +217,7 @@ std::string ReadProbe::LoopName(int loop) const {
   if (loop < 0 || loop >= num_loops()) return "?";
   const Loop& l = impl_->loops()[static_cast<size_t>(loop)];
   return StrCat(l.streams, l.streams == 1 ? " stream" : " streams",
-                l.prefetch ? ", prefetch" : "",
+                l.prefetch == 0 ? "" : StrCat(", prefetch to L", l.prefetch),
                 l.shared_out ? ", shared out" : ", equal shares",
                 l.by_block ? ", by block" : ", by head");
 }

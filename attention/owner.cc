@@ -76,10 +76,28 @@ Status SizeGrid(std::initializer_list<int64_t> axes, Impl* plan) {
   return {};
 }
 
+struct Division {
+  int64_t quotient;
+  int64_t remainder;
+};
+
+// Requires: a >= 0, b > 0. The short division takes half as long as the long
+// one, and most grids fit it.
+Division Divide(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) {
+    const auto x = static_cast<uint32_t>(a);
+    const auto y = static_cast<uint32_t>(b);
+    return {x / y, x % y};
+  }
+  return {a / b, a % b};
+}
+
 // Of a threadgroup that names a query block and one of the grid's partitions:
 // the work, or false where there is none.
 bool Place(const Impl& plan, int64_t seq, int64_t block, int64_t partition,
            Assignment* to) {
+  // Surplus blocks leave before their item is worked out.
+  if (block - plan.FirstBlock(seq) >= plan.NumBlocks(seq)) return false;
   to->block = block;
   to->item = plan.Locate(seq, block);
   const Impl::Item& item = to->item;
@@ -95,12 +113,11 @@ bool Place(const Impl& plan, int64_t seq, int64_t block, int64_t partition,
 // it).
 bool AssignByBlock(const Impl& plan, int64_t index, WorkerCounters& count,
                    Assignment* to) {
-  const int64_t partition = index % plan.num_partitions;
-  const int64_t rest = index / plan.num_partitions;
-  const int64_t heads = plan.layout.num_kv_heads;
-  to->head = static_cast<int>(rest % heads);
+  const auto [rest, partition] = Divide(index, plan.num_partitions);
+  const auto [from_last, head] = Divide(rest, plan.layout.num_kv_heads);
+  to->head = static_cast<int>(head);
   // Later blocks see more keys: the heaviest go first.
-  const int64_t block = plan.num_query_blocks - 1 - rest / heads;
+  const int64_t block = plan.num_query_blocks - 1 - from_last;
   int64_t seq = 0;
   if (plan.owner == OwnerPattern::kMap) {
     ++count.owner_lookups;
@@ -108,8 +125,9 @@ bool AssignByBlock(const Impl& plan, int64_t index, WorkerCounters& count,
     if (seq < 0) return false;
   } else {
     ++count.owner_searches;
-    seq =
-        FindOwner(plan.cu_seqlens_q.data(), plan.num_seqs, plan.block_q, block);
+    seq = FindOwner(plan.cu_seqlens_q.data(), plan.num_seqs, plan.block_q,
+                    block, count.last_owner);
+    count.last_owner = seq;
   }
   return Place(plan, seq, block, partition, to);
 }
@@ -187,18 +205,37 @@ bool Assign(const Impl& plan, int64_t index, WorkerCounters& count,
 }
 
 int64_t FindOwner(const int32_t* cu_seqlens_q, int64_t num_seqs, int block_q,
-                  int64_t block) {
+                  int64_t block, int64_t hint) {
   // Blocks are powers of two: a division a step would cost more than the loads.
   const int shift = std::countr_zero(static_cast<unsigned>(block_q));
-  int64_t low = 0;  // invariant: start(low) <= block < start(high)
+  const auto starts_by = [&](int64_t i) {
+    return (cu_seqlens_q[i] >> shift) + i <= block;
+  };
+  // Invariant: start(low) <= block < start(high).
+  int64_t low = 0;
   int64_t high = num_seqs;
+  if (starts_by(hint)) {
+    low = hint;
+    for (int64_t step = 1; low + step < num_seqs; step *= 2) {
+      if (!starts_by(low + step)) {
+        high = low + step;
+        break;
+      }
+      low += step;
+    }
+  } else {
+    high = hint;
+    for (int64_t step = 1; high - step > 0; step *= 2) {
+      if (starts_by(high - step)) {
+        low = high - step;
+        break;
+      }
+      high -= step;
+    }
+  }
   while (high - low > 1) {
     const int64_t mid = low + (high - low) / 2;
-    if ((cu_seqlens_q[mid] >> shift) + mid <= block) {
-      low = mid;
-    } else {
-      high = mid;
-    }
+    (starts_by(mid) ? low : high) = mid;
   }
   return low;
 }

@@ -39,10 +39,14 @@ bool Assign(const AttentionPlan::Impl& plan, int64_t index,
 // The sequence that owns query block `block`: the largest i with
 // cu_seqlens_q[i] / BQ + i <= block. Each sequence has len / BQ full blocks and
 // at most one ragged tail, so block ranges of the transformed array never
-// overlap. Requires: num_seqs > 0. Cost: ceil(log2(N + 1)) dependent loads.
-// Source: vLLM's unified attention kernel, find_seq_idx.
+// overlap. The search gallops away from `hint`, any sequence: a worker's
+// neighbouring threadgroups have neighbouring owners.
+// Requires: num_seqs > 0, 0 <= hint < num_seqs.
+// Cost: two dependent loads for a neighbour, at most 2 ceil(log2(N + 1)).
+// Source: vLLM's unified attention kernel, find_seq_idx; galloping: Bentley &
+// Yao, "An almost optimal algorithm for unbounded searching" (1976).
 int64_t FindOwner(const int32_t* cu_seqlens_q, int64_t num_seqs, int block_q,
-                  int64_t block);
+                  int64_t block, int64_t hint);
 
 }  // namespace varlane
 

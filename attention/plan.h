@@ -27,6 +27,7 @@ struct alignas(64) WorkerCounters {
   int64_t owner_padded = 0;
   int64_t spread_partitions = 0;
   int64_t merges = 0;
+  int64_t last_owner = 0;  // where its next search starts
 };
 
 struct AttentionPlan::Impl {

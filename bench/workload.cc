@@ -161,7 +161,8 @@ Result<std::unique_ptr<Workload>> Workload::Create(
   std::uniform_real_distribution<float> uniform(-1, 1);
   work->q_.resize(elements);
   for (BF16& x : work->q_) x = ToBF16(uniform(rng));
-  work->out_.resize(elements);
+  work->out_dtype_ = options.out_dtype.value_or(fixture->dtype());
+  work->out_.resize(elements * SizeOf(work->out_dtype_));
   return work;
 }
 
@@ -183,7 +184,7 @@ size_t Workload::NextCopy() { return next_++ % plans_.size(); }
 Result<double> Workload::Run() {
   AttentionTensors tensors;
   tensors.q = {q_.data(), DType::kBF16};
-  tensors.out = {out_.data(), DType::kF32};
+  tensors.out = {out_.data(), out_dtype_};
   AttentionPlan* const plan = &plans_[NextCopy()];
   const auto start = std::chrono::steady_clock::now();
   const Status status =

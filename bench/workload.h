@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -75,7 +76,8 @@ class KvFixture {
 
 struct WorkloadOptions {
   int copies = 1;
-  int64_t first_block = 0;  // into KvFixture::blocks()
+  std::optional<DType> out_dtype = {};  // else the fixture's
+  int64_t first_block = 0;              // into KvFixture::blocks()
   PlanOptions plan = {};
 };
 
@@ -99,7 +101,8 @@ class Workload {
   const KvFixture& fixture() const { return *fixture_; }
   std::span<const int32_t> BlockTable(int64_t seq) const;  // of copy 0
   const LaunchReport& report() const { return report_; }   // of the last Run
-  const std::vector<float>& out() const { return out_; }
+  // [total_q, Hq, D]
+  std::span<const std::byte> out() const { return out_; }
   const std::vector<BF16>& q() const { return q_; }
   int64_t kv_bytes() const { return report_.kv_bytes; }
 
@@ -118,8 +121,9 @@ class Workload {
   std::vector<AttentionPlan> plans_;          // [copies]
   std::vector<std::unique_ptr<ReadProbe>> probes_;
   size_t next_ = 0;
-  std::vector<BF16> q_;     // [total_q, Hq, D]
-  std::vector<float> out_;  // [total_q, Hq, D]
+  std::vector<BF16> q_;  // [total_q, Hq, D]
+  DType out_dtype_ = DType::kF32;
+  std::vector<std::byte> out_;
   LaunchReport report_;
 };
 

@@ -1,7 +1,8 @@
 // Attention of one threadgroup: its rows against one sequence's context.
 //
 // Loop nest, from the outside: partition (its K/V stay in L2), chunk of 32 rows
-// (whose accumulators stay in L1), key tile, register group of up to 4 rows:
+// (whose accumulators stay in L1), pair of key tiles, register group of up to 4
+// rows:
 //
 //   scores = q k^T   (ScoreTile)  ->  p = softmax (SoftmaxRow)  ->  acc += p v
 //
@@ -30,39 +31,41 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       HWY_MIN((partition + 1) * kPartition, ws.places[row_end - 1].high);
   if (low >= high) return;
 
-  TileContext<Ops> tile;
-  tile.args = &args;
-  tile.ws = &ws;
-  tile.key_stride = KeyStride<Ops>(args);
-  const int64_t begin = low / kKeyTile * kKeyTile;
-  // What follows this partition's last tile: the next partition's first one, or
+  constexpr int64_t kPairKeys = int64_t{kPair} * kKeyTile;
+  PairContext<Ops> pair;
+  pair.args = &args;
+  pair.ws = &ws;
+  pair.key_stride = KeyStride<Ops>(args);
+  const int64_t begin = low / kPairKeys * kPairKeys;
+  // What follows this partition's last pair: the next partition's first one, or
   // the next work's.
   const int64_t all =
       HWY_MIN(args.partition_end * kPartition, ws.places[row_end - 1].high);
-  TilePages pages = FindPages<Ops>(args, args.kv, begin, low, all);
-  for (int64_t t = begin; t < high; t += kKeyTile) {
-    const int64_t next = t + kKeyTile;
-    TilePages next_pages = pages;
-    bool has_next = next < all;
+  PairPages pages = FindPages<Ops>(args, args.kv, begin, low, all);
+  for (int64_t t = begin; t < high; t += kPairKeys) {
+    const int64_t following = t + kPairKeys;
+    PairPages next;
+    bool has_next = following < all;
     if (has_next) {
-      next_pages = FindPages<Ops>(args, args.kv, next, low, all);
+      next = FindPages<Ops>(args, args.kv, following, low, all);
     } else if (kFetch == kFetchNear && args.next.k != nullptr) {
       has_next = true;
-      next_pages =
-          FindPages<Ops>(args, args.next, args.next_low / kKeyTile * kKeyTile,
+      next =
+          FindPages<Ops>(args, args.next, args.next_low / kPairKeys * kPairKeys,
                          args.next_low, args.next_high);
     }
-    tile.pages = &pages;
-    tile.tile_begin = t;
+    pair.pages = &pages;
+    pair.begin = t;
+    pair.tiles = t + kKeyTile < high ? kPair : 1;
     for (int g = group_begin; g < group_end; ++g) {
       const int row = groups.begin(g);
       if (t == begin) FetchRows(args, ws, row, groups.begin(g + 1));
-      AimFetch<Ops, kFetch>(tile, next_pages, has_next, g - group_begin,
+      AimFetch<Ops, kFetch>(pair, has_next ? &next : nullptr, g - group_begin,
                             group_end - group_begin);
-      PassTile<Ops, kFetch>(tile, groups.begin(g + 1) - row, row,
-                            row - row_begin);
+      PassGroup<Ops, kFetch>(pair, groups.begin(g + 1) - row, row,
+                             row - row_begin);
     }
-    pages = next_pages;
+    if (has_next) pages = next;
   }
 }
 

@@ -1,4 +1,4 @@
-// What to fetch ahead: the next tile, what rows will write, later rows' q.
+// What to fetch ahead: the next pair, what rows will write, later rows' q.
 //
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
@@ -6,48 +6,84 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// The lines of one 16-token group of K resp. V.
+// A 16-token group of K resp. V as lines to fetch.
+struct Piece {
+  size_t stride;
+  size_t lines;
+
+  HWY_INLINE void Start(Prefetch& fetch) const {
+    fetch.stride = stride;
+    fetch.left = fetch.lines = lines;
+  }
+};
 template <class Ops>
-HWY_INLINE Prefetch KeyLines(const TileContext<Ops>& tile) {
-  Prefetch fetch;
-  const size_t bytes = static_cast<size_t>(tile.ws->steps) * tile.key_stride;
-  fetch.stride = HWY_MAX(tile.key_stride, size_t{64});
-  fetch.lines = bytes / fetch.stride;
-  return fetch;
+HWY_INLINE Piece KeyPiece(const PairContext<Ops>& pair) {
+  const size_t stride = HWY_MAX(pair.key_stride, size_t{64});
+  return {stride,
+          static_cast<size_t>(pair.ws->steps) * pair.key_stride / stride};
 }
 template <class Ops>
-HWY_INLINE Prefetch ValueLines(const TileContext<Ops>& tile) {
-  Prefetch fetch;
-  fetch.stride = 64;
-  fetch.lines = static_cast<size_t>(tile.ws->acc_floats) * kGroupTokens *
-                sizeof(typename Ops::Cache) / 64;
-  return fetch;
+HWY_INLINE Piece ValuePiece(const PairContext<Ops>& pair) {
+  return {64, static_cast<size_t>(pair.ws->acc_floats) * kGroupTokens *
+                  sizeof(typename Ops::Cache) / 64};
 }
 
-// What group `g` of `groups` fetches. Near: the first group this tile's values
-// before it needs them, the last one the next tile's keys. Far: the eight
-// 16-token pieces of the next tile are dealt out over groups and phases.
-template <class Ops, FetchMode kFetch>
-HWY_INLINE void AimFetch(TileContext<Ops>& tile, const TilePages& next,
-                         bool has_next, int g, int groups) {
-  if constexpr (kFetch == kFetchNear) {
-    tile.fetch[0] = ValueLines(tile);
-    tile.fetch[1] = KeyLines(tile);
+// Near: while the first group computes the scores of a tile it fetches that
+// tile's values, and while the last one adds values the next pair's keys.
+template <class Ops>
+HWY_INLINE void AimNear(PairContext<Ops>& pair, const PairPages* next,
+                        bool is_first, bool is_last) {
+  for (int tile = 0; tile < kPair; ++tile) {
+    Prefetch& fetch = pair.score_fetch[tile];
+    fetch.Idle(pair.pages->k[0]);
+    if (!is_first || tile >= pair.tiles) continue;
     for (int i = 0; i < kGroups; ++i) {
-      tile.fetch[0].stream[i] = tile.pages->v[i];
-      tile.fetch[1].stream[i] = next.k[i];
+      fetch.stream[i] = pair.pages->v[tile * kGroups + i];
     }
-    if (g != 0) tile.fetch[0].lines = 0;
-    if (g != groups - 1 || !has_next) tile.fetch[1].lines = 0;
+    ValuePiece(pair).Start(fetch);
+  }
+  Prefetch& fetch = pair.value_fetch;
+  fetch.Idle(pair.pages->k[0]);
+  if (!is_last || next == nullptr) return;
+  for (int i = 0; i < kGroups; ++i) {
+    fetch.stream[i] = next->k[i];
+    fetch.then[i] = next->k[kGroups + i];
+  }
+  KeyPiece(pair).Start(fetch);
+}
+
+// Far: the pieces of the next pair, keys first, are dealt out over the groups
+// of the first chunk, two at a time over a group's three phases.
+template <class Ops>
+HWY_INLINE void AimFar(PairContext<Ops>& pair, const PairPages* next, int g,
+                       int groups) {
+  constexpr int kHalf = kPair * kGroups;  // the pieces of K, and those of V
+  int piece = 2 * kHalf * g / groups;
+  const int end = next == nullptr ? piece : 2 * kHalf * (g + 1) / groups;
+  Prefetch* const phases[] = {&pair.score_fetch[0], &pair.score_fetch[1],
+                              &pair.value_fetch};
+  for (Prefetch* const fetch : phases) {
+    fetch->Idle(pair.pages->k[0]);
+    if (piece >= end) continue;
+    const bool keys = piece < kHalf;
+    const int last = keys ? HWY_MIN(end, kHalf) - 1 : end - 1;
+    for (int i = 0; i < 2; ++i) {
+      const int at = HWY_MIN(piece + i, last);
+      fetch->stream[i] = keys ? next->k[at] : next->v[at - kHalf];
+    }
+    (keys ? KeyPiece(pair) : ValuePiece(pair)).Start(*fetch);
+    piece = HWY_MIN(piece + 2, last + 1);
+  }
+}
+
+// What group `g` of a chunk's `groups` fetches; `next` null = nothing follows.
+template <class Ops, FetchMode kFetch>
+HWY_INLINE void AimFetch(PairContext<Ops>& pair, const PairPages* next, int g,
+                         int groups) {
+  if constexpr (kFetch == kFetchNear) {
+    AimNear(pair, next, g == 0, g == groups - 1);
   } else if constexpr (kFetch == kFetchFar) {
-    for (int phase = 0; phase < 2; ++phase) {
-      const int piece = g + phase * groups;
-      const bool keys = piece < kGroups;
-      tile.fetch[phase] = keys ? KeyLines(tile) : ValueLines(tile);
-      tile.fetch[phase].stream[0] =
-          keys ? next.k[piece] : next.v[piece % kGroups];
-      if (piece >= 2 * kGroups || !has_next) tile.fetch[phase].lines = 0;
-    }
+    AimFar(pair, next, g, groups);
   }
 }
 

@@ -9,8 +9,9 @@ namespace VARLANE_NS {
 constexpr size_t kLine = 64;
 constexpr size_t kLineVecs = kLine / (kN * sizeof(uint32_t));
 
-// kStreams chunks side by side, a line of each in turn.
-template <int kStreams>
+// kStreams chunks side by side, a line of each in turn; `next` is fetched into
+// level kLevel.
+template <int kStreams, int kLevel>
 HWY_INLINE hn::Vec<DU> ReadChunks(const std::byte* const* chunks,
                                   const std::byte* const* next, size_t bytes) {
   const DU du;
@@ -18,7 +19,9 @@ HWY_INLINE hn::Vec<DU> ReadChunks(const std::byte* const* chunks,
   for (auto& sum : sums) sum = hn::Zero(du);
   for (size_t line = 0; line < bytes; line += kLine) {
     for (int s = 0; s < kStreams; ++s) {
-      if (next != nullptr) hwy::Prefetch(next[s] + line);
+      if constexpr (kLevel != 0) {
+        __builtin_prefetch(next[s] + line, 0, kLevel == 1 ? 3 : 2);
+      }
       for (size_t v = 0; v < kLineVecs; ++v) {
         const auto* p = reinterpret_cast<const uint32_t*>(chunks[s] + line);
         sums[s] = hn::Xor(sums[s], hn::Load(du, p + v * kN));
@@ -29,28 +32,35 @@ HWY_INLINE hn::Vec<DU> ReadChunks(const std::byte* const* chunks,
   return sums[0];
 }
 
-template <int kStreams>
+template <int kStreams, int kLevel>
 HWY_INLINE hn::Vec<DU> ReadAll(const ReadArgs& args) {
   const auto bytes = static_cast<size_t>(args.chunk_bytes);
   hn::Vec<DU> sum = hn::Zero(DU());
   int64_t i = 0;
   for (; i + kStreams <= args.num_chunks; i += kStreams) {
     const bool more = i + 2 * kStreams <= args.num_chunks;
-    const std::byte* const* next =
-        args.prefetch && more ? args.chunks + i + kStreams : nullptr;
-    sum = hn::Xor(sum, ReadChunks<kStreams>(args.chunks + i, next, bytes));
+    const std::byte* const* chunks = args.chunks + i;
+    const std::byte* const* next = more ? chunks + kStreams : chunks;
+    sum = hn::Xor(sum, ReadChunks<kStreams, kLevel>(chunks, next, bytes));
   }
   for (; i < args.num_chunks; ++i) {
-    sum = hn::Xor(sum, ReadChunks<1>(args.chunks + i, nullptr, bytes));
+    sum = hn::Xor(sum, ReadChunks<1, 0>(args.chunks + i, nullptr, bytes));
   }
   return sum;
 }
 
+template <int kLevel>
+HWY_INLINE hn::Vec<DU> ReadStreams(const ReadArgs& args) {
+  return args.streams == 8   ? ReadAll<8, kLevel>(args)
+         : args.streams == 4 ? ReadAll<4, kLevel>(args)
+         : args.streams == 2 ? ReadAll<2, kLevel>(args)
+                             : ReadAll<1, kLevel>(args);
+}
+
 inline uint32_t ReadLimit(const ReadArgs& args) {
-  const hn::Vec<DU> sum = args.streams == 8   ? ReadAll<8>(args)
-                          : args.streams == 4 ? ReadAll<4>(args)
-                          : args.streams == 2 ? ReadAll<2>(args)
-                                              : ReadAll<1>(args);
+  const hn::Vec<DU> sum = args.prefetch == 0   ? ReadStreams<0>(args)
+                          : args.prefetch == 1 ? ReadStreams<1>(args)
+                                               : ReadStreams<2>(args);
   alignas(64) uint32_t lanes[kLanes] = {};
   hn::Store(sum, DU(), lanes);
   uint32_t all = 0;

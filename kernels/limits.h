@@ -17,7 +17,8 @@ struct ReadArgs {
   int64_t num_chunks = 0;
   int64_t chunk_bytes = 0;  // a multiple of 64
   int streams = 1;          // chunks read side by side: 1, 2, 4 or 8
-  bool prefetch = false;    // fetch the chunks `streams` further on meanwhile
+  int prefetch = 0;         // fetch the chunks `streams` further on meanwhile
+                            // into L1 or L2; 0 = do not
 };
 
 struct LimitKernels {

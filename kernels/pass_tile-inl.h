@@ -1,4 +1,4 @@
-// One register group of rows over one key tile: scores, softmax, values.
+// One register group of rows over a pair of key tiles: scores, softmax, values.
 //
 // Interior tiles take no masks. At the edges of what a row sees its P.V stops
 // where the row does, half a step where a pair is cut.
@@ -15,9 +15,9 @@ template <class Ops, FetchMode kFetch>
 struct Micro {
   using Operand = typename Ops::Operand;
   using Score = void (*)(const Operand*, const std::byte* const*, size_t,
-                         size_t, float*, const Prefetch&);
+                         size_t, float*, Prefetch&);
   using Value = void (*)(const Operand*, const std::byte* const*, size_t,
-                         size_t, int, int, float*, size_t, const Prefetch&);
+                         size_t, int, int, float*, size_t, Prefetch&);
   template <int R>
   static Score ScoreFor(int vecs) {
     if constexpr (kMaxVecs == 4) {
@@ -38,11 +38,13 @@ struct Micro {
   }
 };
 
-// Scores of R rows for the vectors of keys that hold [begin, end) of the tile.
+// Scores of R rows for the vectors of keys that hold [begin, end) of the tile
+// whose groups stand at `groups`.
 template <class Ops, int R, FetchMode kFetch>
-HWY_INLINE void Scores(const typename Ops::Operand* q, const TilePages& pages,
-                       size_t stride, size_t steps, int begin, int end,
-                       float* scores, const Prefetch& fetch) {
+HWY_INLINE void Scores(const typename Ops::Operand* q,
+                       const std::byte* const* groups, size_t stride,
+                       size_t steps, int begin, int end, float* scores,
+                       Prefetch& fetch) {
   constexpr int kVecBytes =
       static_cast<int>(kN) * Ops::kPack * int{sizeof(typename Ops::Cache)};
   constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
@@ -51,18 +53,18 @@ HWY_INLINE void Scores(const typename Ops::Operand* q, const TilePages& pages,
     const int width = HWY_MIN(kMaxVecs, vecs - v);
     const std::byte* k[kMaxVecs];
     for (int i = 0; i < width; ++i) {
-      k[i] = pages.k[(v + i) / kGroupVecs] + (v + i) % kGroupVecs * kVecBytes;
+      k[i] = groups[(v + i) / kGroupVecs] + (v + i) % kGroupVecs * kVecBytes;
     }
     const auto score = Micro<Ops, kFetch>::template ScoreFor<R>(width);
     score(q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
   }
 }
 
-// acc += p v of R rows, lane steps [begin, end), all dims.
+// acc += p v of R rows, lane steps [begin, end) of the groups, all dims.
 template <class Ops, int R, FetchMode kFetch>
-HWY_INLINE void Values(const typename Ops::Operand* p, const TilePages& pages,
-                       int begin, int end, float* acc, int acc_floats,
-                       Prefetch fetch) {
+HWY_INLINE void Values(const typename Ops::Operand* p,
+                       const std::byte* const* groups, int begin, int end,
+                       float* acc, int acc_floats, Prefetch& fetch) {
   constexpr size_t kElem = sizeof(typename Ops::Cache);
   const auto stride = static_cast<size_t>(acc_floats) * Ops::kPack * kElem;
   const int vecs = acc_floats / static_cast<int>(kN);
@@ -71,28 +73,23 @@ HWY_INLINE void Values(const typename Ops::Operand* p, const TilePages& pages,
     const int first = vecs * i / passes;
     const int width = vecs * (i + 1) / passes - first;
     const auto value = Micro<Ops, kFetch>::template ValueFor<R>(width);
-    value(p, pages.v, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
+    value(p, groups, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
           stride, begin, end, acc + first * static_cast<int>(kN),
           static_cast<size_t>(acc_floats), fetch);
-    if constexpr (kFetch != kNoFetch) {
-      constexpr size_t kSteps = kKeyTile / Ops::kPack;
-      for (const std::byte*& stream : fetch.stream) {
-        stream += kSteps * fetch.stride;
-      }
-      fetch.lines -= HWY_MIN(fetch.lines, kSteps);
-    }
   }
 }
 
-// What the groups of a chunk share while they pass one key tile.
+// What the groups of a chunk share while they pass a pair of key tiles.
 template <class Ops>
-struct TileContext {
+struct PairContext {
   const AttendArgs* args;
   const Workspace<Ops>* ws;
-  const TilePages* pages;
-  int64_t tile_begin;
+  const PairPages* pages;
+  int64_t begin;  // first key of the pair
+  int tiles;      // kPair, or 1 where nobody sees the second
   size_t key_stride;
-  Prefetch fetch[2];  // while a group's scores resp. values are computed
+  Prefetch score_fetch[kPair];  // while a group's scores of a tile
+  Prefetch value_fetch;         // and its values are computed
 };
 
 // Keys [begin, end) of a tile that one row sees; empty where end == begin.
@@ -111,7 +108,7 @@ HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
 // A row's own values outside what its group does together: whole steps
 // [begin, end), and the half steps at the ends of its span.
 template <class Ops>
-HWY_INLINE void OwnValues(const TilePages& pages,
+HWY_INLINE void OwnValues(const std::byte* const* groups,
                           const typename Ops::Operand* p, int begin, int end,
                           bool odd_before, bool even_after, float* acc,
                           int acc_floats) {
@@ -119,7 +116,7 @@ HWY_INLINE void OwnValues(const TilePages& pages,
   const size_t stride = static_cast<size_t>(acc_floats) * Ops::kPack *
                         sizeof(typename Ops::Cache);
   const auto lane = [&](int step) HWY_ATTR {
-    return pages.v[step / kSteps] + static_cast<size_t>(step % kSteps) * stride;
+    return groups[step / kSteps] + static_cast<size_t>(step % kSteps) * stride;
   };
   const int vecs = acc_floats / static_cast<int>(kN);
   if constexpr (Ops::kPack == 2) {
@@ -128,23 +125,25 @@ HWY_INLINE void OwnValues(const TilePages& pages,
     }
   }
   if (begin < end) {
-    Values<Ops, 1, kNoFetch>(p, pages, begin, end, acc, acc_floats, {});
+    Prefetch none;
+    Values<Ops, 1, kNoFetch>(p, groups, begin, end, acc, acc_floats, none);
   }
   if constexpr (Ops::kPack == 2) {
     if (even_after) ValueHalfStep<Ops, true>(p + end, lane(end), vecs, acc);
   }
 }
 
-// acc += p v of R rows with spans that may differ: what all see goes through
-// the register tile, the ends row by row. Each row keeps its token order.
-template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE void RaggedValues(const TileContext<Ops>& tile, const Span* spans,
-                               float* acc) {
-  const Workspace<Ops>& ws = *tile.ws;
+// acc += p v of R rows with spans that may differ, over one tile: what all see
+// goes through the register tile, the ends row by row. Each row keeps its token
+// order.
+template <class Ops, int R>
+HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
+                               const Span* spans,
+                               const typename Ops::Operand* p, float* acc,
+                               int acc_floats) {
   constexpr int kPack = Ops::kPack;
-  constexpr int kRowSteps = kKeyTile / kPack;
   int common_begin = 0;
-  int common_end = kRowSteps;
+  int common_end = kTileSteps<Ops>;
   for (int r = 0; r < R; ++r) {
     common_begin = HWY_MAX(common_begin, (spans[r].begin + kPack - 1) / kPack);
     common_end = HWY_MIN(common_end, spans[r].end / kPack);
@@ -153,92 +152,152 @@ HWY_NOINLINE void RaggedValues(const TileContext<Ops>& tile, const Span* spans,
   for (int r = 0; r < R; ++r) {
     const int whole_begin = (spans[r].begin + kPack - 1) / kPack;
     const int whole_end = spans[r].end / kPack;
-    OwnValues<Ops>(*tile.pages, ws.p + r * kRowSteps, whole_begin,
-                   common ? common_begin : whole_end,
-                   spans[r].begin % kPack != 0,
-                   !common && spans[r].end % kPack != 0,
-                   acc + r * ws.acc_floats, ws.acc_floats);
+    OwnValues<Ops>(
+        groups, p + r * kPairSteps<Ops>, whole_begin,
+        common ? common_begin : whole_end, spans[r].begin % kPack != 0,
+        !common && spans[r].end % kPack != 0, acc + r * acc_floats, acc_floats);
   }
   if (!common) return;
-  Values<Ops, R, kFetch>(ws.p, *tile.pages, common_begin, common_end, acc,
-                         ws.acc_floats, tile.fetch[1]);
+  Prefetch none;
+  Values<Ops, R, kNoFetch>(p, groups, common_begin, common_end, acc, acc_floats,
+                           none);
   for (int r = 0; r < R; ++r) {
-    OwnValues<Ops>(*tile.pages, ws.p + r * kRowSteps, common_end,
+    OwnValues<Ops>(groups, p + r * kPairSteps<Ops>, common_end,
                    spans[r].end / kPack, false, spans[r].end % kPack != 0,
-                   acc + r * ws.acc_floats, ws.acc_floats);
+                   acc + r * acc_floats, acc_floats);
   }
 }
 
-// One register group of R rows over one key tile. `row` is its first row in the
-// threadgroup, `local` in the chunk.
-template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE void PassTile(const TileContext<Ops>& tile, int row, int local) {
-  const AttendArgs& args = *tile.args;
-  const Workspace<Ops>& ws = *tile.ws;
-  const RowPlace* place = ws.places + row;
+// What R rows see of one key tile, and whether its values are still to add.
+template <int R>
+struct TileView {
   Span spans[R];
-  int begin = 0;
-  int end = kKeyTile;
-  // Ends never fall with the row: the first and the last one bound them all.
-  bool interior = place[R - 1].low <= tile.tile_begin &&
-                  place[0].high >= tile.tile_begin + kKeyTile;
-  for (int r = 0; r < R; ++r) spans[r] = {0, kKeyTile};
-  if (HWY_UNLIKELY(!interior)) {
+  int begin;  // keys that any row sees; none where end == 0
+  int end;
+  bool interior;  // every row sees all
+  bool pending = false;
+
+  HWY_INLINE TileView(const RowPlace* place, int64_t tile_begin)
+      : begin(0),
+        end(kKeyTile),
+        // Ends never fall with the row: the first and the last bound them all.
+        interior(place[R - 1].low <= tile_begin &&
+                 place[0].high >= tile_begin + kKeyTile) {
+    for (int r = 0; r < R; ++r) spans[r] = {0, kKeyTile};
+    if (HWY_LIKELY(interior)) return;
     begin = kKeyTile;
     end = 0;
     for (int r = 0; r < R; ++r) {
-      spans[r] = RowSpan(place[r], tile.tile_begin);
+      spans[r] = RowSpan(place[r], tile_begin);
       if (spans[r].end == 0) continue;
       begin = HWY_MIN(begin, spans[r].begin);
       end = HWY_MAX(end, spans[r].end);
     }
-    if (end == 0) return;
+  }
+};
+
+// One register group of R rows over a pair of key tiles.
+template <class Ops, int R, FetchMode kFetch>
+class GroupPass {
+ public:
+  // `row` is the group's first row in the threadgroup, `local` in the chunk.
+  HWY_INLINE GroupPass(PairContext<Ops>& pair, int row, int local)
+      : pair_(pair),
+        ws_(*pair.ws),
+        row_(row),
+        local_(local),
+        acc_(ws_.acc + local * ws_.acc_floats),
+        views_{{ws_.places + row, pair.begin},
+               {ws_.places + row, pair.begin + kKeyTile}} {}
+
+  HWY_INLINE void Run() {
+    for (int tile = 0; tile < pair_.tiles; ++tile) {
+      if (views_[tile].end == 0) continue;
+      const auto steps = static_cast<size_t>(ws_.steps);
+      Scores<Ops, R, kFetch>(ws_.q + static_cast<size_t>(row_) * steps,
+                             pair_.pages->k + tile * kGroups, pair_.key_stride,
+                             steps, views_[tile].begin, views_[tile].end,
+                             ws_.scores, pair_.score_fetch[tile]);
+      Softmax(tile);
+    }
+    if (HWY_LIKELY(views_[0].pending && views_[0].interior &&
+                   views_[1].pending && views_[1].interior)) {
+      Values<Ops, R, kFetch>(ws_.p, pair_.pages->v, 0, kPairSteps<Ops>, acc_,
+                             ws_.acc_floats, pair_.value_fetch);
+      return;
+    }
+    AddPending(0);
+    AddPending(1);
   }
 
-  const auto steps = static_cast<size_t>(ws.steps);
-  Scores<Ops, R, kFetch>(ws.q + static_cast<size_t>(row) * steps, *tile.pages,
-                         tile.key_stride, steps, begin, end, ws.scores,
-                         tile.fetch[0]);
-  constexpr int kRowSteps = kKeyTile / Ops::kPack;
-  const bool modified = args.softcap != 0 || args.alibi_slopes != nullptr;
-  for (int r = 0; r < R; ++r) {
-    if (spans[r].end == 0) continue;
-    float* scores = ws.scores + r * kKeyTile;
-    if (HWY_UNLIKELY(modified)) {
-      ModifyScores(args, place[r].head,
-                   args.mask.first_position + place[r].token, tile.tile_begin,
-                   scores);
+ private:
+  HWY_INLINE void Softmax(int tile) {
+    const AttendArgs& args = *pair_.args;
+    TileView<R>& view = views_[tile];
+    const bool modified = args.softcap != 0 || args.alibi_slopes != nullptr;
+    for (int r = 0; r < R; ++r) {
+      if (view.spans[r].end == 0) continue;
+      float* scores = ws_.scores + r * kKeyTile;
+      if (HWY_UNLIKELY(modified)) {
+        const RowPlace& place = ws_.places[row_ + r];
+        ModifyScores(args, place.head, args.mask.first_position + place.token,
+                     pair_.begin + tile * kKeyTile, scores);
+      }
+      // A rescale must find the values of the tile before already added.
+      const auto before_rescale = [&]() HWY_ATTR { AddPending(0); };
+      if (!SoftmaxRow<Ops>(scores, view.spans[r].begin, view.spans[r].end,
+                           modified ? 1.0f : args.scale_log2,
+                           ws_.rows[local_ + r],
+                           ws_.lanes + (local_ + r) * kLanes,
+                           acc_ + r * ws_.acc_floats, ws_.acc_floats,
+                           ws_.p + r * kPairSteps<Ops> + tile * kTileSteps<Ops>,
+                           before_rescale)) {
+        view.spans[r] = {0, 0};
+        view.interior = false;
+      }
     }
-    if (!SoftmaxRow<Ops>(scores, spans[r].begin, spans[r].end,
-                         modified ? 1.0f : args.scale_log2, ws.rows[local + r],
-                         ws.lanes + (local + r) * kLanes,
-                         ws.acc + (local + r) * ws.acc_floats, ws.acc_floats,
-                         ws.p + r * kRowSteps)) {
-      spans[r] = {0, 0};
-      interior = false;
+    view.pending = true;
+  }
+
+  HWY_NOINLINE void AddPending(int tile) {
+    TileView<R>& view = views_[tile];
+    if (!view.pending) return;
+    view.pending = false;
+    const std::byte* const* groups = pair_.pages->v + tile * kGroups;
+    const auto* p = ws_.p + tile * kTileSteps<Ops>;
+    if (view.interior) {
+      Values<Ops, R, kFetch>(p, groups, 0, kTileSteps<Ops>, acc_,
+                             ws_.acc_floats, pair_.value_fetch);
+    } else {
+      RaggedValues<Ops, R>(groups, view.spans, p, acc_, ws_.acc_floats);
     }
   }
-  float* acc = ws.acc + local * ws.acc_floats;
-  if (HWY_LIKELY(interior)) {
-    Values<Ops, R, kFetch>(ws.p, *tile.pages, 0, kRowSteps, acc, ws.acc_floats,
-                           tile.fetch[1]);
-  } else {
-    RaggedValues<Ops, R, kFetch>(tile, spans, acc);
-  }
+
+  PairContext<Ops>& pair_;
+  const Workspace<Ops>& ws_;
+  int row_;
+  int local_;
+  float* acc_;
+  TileView<R> views_[kPair];
+};
+
+template <class Ops, int R, FetchMode kFetch>
+HWY_NOINLINE void PassGroup(PairContext<Ops>& pair, int row, int local) {
+  GroupPass<Ops, R, kFetch>(pair, row, local).Run();
 }
 
 template <class Ops, FetchMode kFetch>
-HWY_INLINE void PassTile(const TileContext<Ops>& tile, int rows, int row,
-                         int local) {
+HWY_INLINE void PassGroup(PairContext<Ops>& pair, int rows, int row,
+                          int local) {
   switch (rows) {
     case 1:
-      return PassTile<Ops, 1, kFetch>(tile, row, local);
+      return PassGroup<Ops, 1, kFetch>(pair, row, local);
     case 2:
-      return PassTile<Ops, 2, kFetch>(tile, row, local);
+      return PassGroup<Ops, 2, kFetch>(pair, row, local);
     case 3:
-      return PassTile<Ops, 3, kFetch>(tile, row, local);
+      return PassGroup<Ops, 3, kFetch>(pair, row, local);
     default:
-      return PassTile<Ops, 4, kFetch>(tile, row, local);
+      return PassGroup<Ops, 4, kFetch>(pair, row, local);
   }
 }
 

@@ -187,13 +187,15 @@ HWY_INLINE V LoadMasked(const float* scores, int at, int begin, int end) {
 // are masked. Returns false when every score so far is -inf: nothing to add
 // then.
 //
-// The lanes of the sum are token mod 16 whatever the vector width.
-template <class Ops>
+// `before_rescale` is called before acc is rescaled. The lanes of the sum are
+// token mod 16 whatever the vector width.
+template <class Ops, class BeforeRescale>
 HWY_INLINE bool SoftmaxRow(const float* HWY_RESTRICT scores, int begin, int end,
                            float scale_log2, RowState& state,
                            float* HWY_RESTRICT lanes, float* HWY_RESTRICT acc,
                            int acc_floats,
-                           typename Ops::Operand* HWY_RESTRICT p) {
+                           typename Ops::Operand* HWY_RESTRICT p,
+                           const BeforeRescale& before_rescale) {
   V s[kTileVecs];
   if (HWY_LIKELY(end - begin == kKeyTile)) {
     HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
@@ -218,6 +220,7 @@ HWY_INLINE bool SoftmaxRow(const float* HWY_RESTRICT scores, int begin, int end,
                                ? hn::GetLane(hn::MaxOfLanes(D(), high))
                                : std::numeric_limits<float>::quiet_NaN();
     if (tile_max == kMinusInf) return false;  // only before the first finite
+    before_rescale();
     Rescale<Ops>(tile_max, scale_log2, state, lanes, acc, acc_floats);
   }
 

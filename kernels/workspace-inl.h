@@ -43,7 +43,7 @@ struct Workspace {
   RowState* rows;    // [kChunkRows]
   RowPlace* places;  // [rows]
   float* scores;     // [kMaxRows][kKeyTile]
-  Operand* p;        // [kMaxRows][kKeyTile / kPack]
+  Operand* p;        // [kMaxRows][kPairSteps]
   float* floats;     // [head_size]
 
   // Carves from `base`, or only counts where that is null; returns the bytes.
@@ -65,7 +65,7 @@ struct Workspace {
     take(lanes, size_t{kChunkRows} * kLanes);
     take(rows, kChunkRows);
     take(scores, size_t{kMaxRows} * kKeyTile);
-    take(p, size_t{kMaxRows} * kKeyTile / Ops::kPack);
+    take(p, size_t{kMaxRows} * kPairSteps<Ops>);
     take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
     take(states, n);
     take(places, n);
@@ -92,19 +92,19 @@ HWY_INLINE void PlaceRows(const AttendArgs& args, const Workspace<Ops>& ws) {
   }
 }
 
-// Addresses of the 16-token groups of the tile at `begin` that hold keys of
+// Addresses of the 16-token groups of the pair at `begin` that hold keys of
 // [low, high); the others repeat a neighbour, so that their table entries are
 // never read and a fetch of them is harmless.
 template <class Ops>
-HWY_INLINE TilePages FindPages(const AttendArgs& args, const KvPages& kv,
+HWY_INLINE PairPages FindPages(const AttendArgs& args, const KvPages& kv,
                                int64_t begin, int64_t low, int64_t high) {
   constexpr int64_t kElem = sizeof(typename Ops::Cache);
   const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
   const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
   const int64_t first = low / kGroupTokens * kGroupTokens;
   const int64_t last = (high - 1) / kGroupTokens * kGroupTokens;
-  TilePages pages;
-  for (int g = 0; g < kGroups; ++g) {
+  PairPages pages;
+  for (int g = 0; g < kPair * kGroups; ++g) {
     const int64_t token =
         HWY_MIN(HWY_MAX(begin + g * kGroupTokens, first), last);
     const int64_t block = kv.block_table[token >> kv.block_size_log2];

@@ -152,7 +152,11 @@ TEST(PlanTest, OwnerSearchFindsEveryBlockOnceAndSurplusOwnsNothing) {
     std::vector<int> rows_seen(size_t(cu.back()), 0);
     const int64_t blocks = cu.back() / block_q + n;
     for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t s = FindOwner(cu.data(), n, block_q, b);
+      const int64_t s =
+          FindOwner(cu.data(), n, block_q, b, int64_t(rng() % uint64_t(n)));
+      for (int64_t hint = 0; hint < n; ++hint) {
+        ASSERT_EQ(FindOwner(cu.data(), n, block_q, b, hint), s);
+      }
       ASSERT_GE(s, 0);
       ASSERT_LT(s, n);
       const int64_t first = (b - (cu[size_t(s)] / block_q + s)) * block_q;

@@ -3,7 +3,7 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
-#include <cstring>
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -191,11 +191,6 @@ void AddScalingRow(BenchSession* session, const Shape& shape, DType dtype) {
 
 // --- other kernel tables -----------------------------------------------------
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 // FMA is what tables with equal bits have in common; docs/numerics.md.
 bool HasOtherRoundings(const std::string& target) {
   return target.rfind("AVX", 0) != 0;
@@ -230,7 +225,7 @@ Status MeasureTarget(BenchSession* session, const std::string& target,
   row->limit = Median(samples.of[1]) * 1e-9;
   row->best_ratio = flops / samples.low[0] / samples.high[1];
   SetRatios(ratios, samples.disturbed, row);
-  row->holds = SameBits(work->out(), reference->out());
+  row->holds = std::ranges::equal(work->out(), reference->out());
   row->detail =
       std::string(*row->holds ? "the same bits as " : "other bits than ") +
       best.attention->simd_target();

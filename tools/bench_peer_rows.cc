@@ -19,11 +19,11 @@ using bench::Shape;
 using bench::Workload;
 
 // Both compute the same thing: bf16 weights differ in the last bits.
-Status Compare(const std::vector<float>& ours,
-               const std::vector<float>& theirs) {
+Status Compare(const Workload& work, const std::vector<float>& theirs) {
+  const auto* const ours = reinterpret_cast<const float*>(work.out().data());
   double worst = 0;
   double largest = 0;
-  for (size_t i = 0; i < ours.size(); ++i) {
+  for (size_t i = 0; i < theirs.size(); ++i) {
     worst = std::max(worst, std::abs(double{ours[i]} - double{theirs[i]}));
     largest = std::max(largest, std::abs(double{ours[i]}));
   }
@@ -37,8 +37,11 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
                    BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(const bench::KvFixture* const fixture,
                        session->Fixture(dtype, Heads{}, shape.num_blocks()));
-  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> work,
-                       Workload::Create(session->attention(), fixture, shape));
+  bench::WorkloadOptions options;
+  options.out_dtype = DType::kF32;  // as the peer's
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> work,
+      Workload::Create(session->attention(), fixture, shape, options));
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_head,
                        GemmPeer::Create(session->runtime(), *work, false));
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_group,
@@ -48,8 +51,8 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
                                          {[&] { return by_group->Run(); }}};
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
-  VARLANE_TOOLS_TRY(Compare(work->out(), by_head->out()));
-  VARLANE_TOOLS_TRY(Compare(work->out(), by_group->out()));
+  VARLANE_TOOLS_TRY(Compare(*work, by_head->out()));
+  VARLANE_TOOLS_TRY(Compare(*work, by_group->out()));
   const bool head_wins = Median(samples.of[1]) <= Median(samples.of[2]);
   const std::vector<double>& peer = samples.of[head_wins ? 1 : 2];
   std::vector<double> ratios;

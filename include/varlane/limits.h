@@ -25,10 +25,10 @@ namespace varlane {
 
 // Plain reads of all K/V of a batch, in the order attention visits them.
 //
-// There are several loops - 1 to 8 chunks side by side, with and without
-// software prefetch, an equal share a worker or threadgroups as they come,
-// head by head or whole blocks - since no single one is best everywhere. Run
-// each, keep the best.
+// There are several loops - 1 to 8 chunks side by side, without software
+// prefetch or with one into L1 or L2, an equal share a worker or threadgroups
+// as they come, head by head or whole blocks - since no single one is best
+// everywhere. Run each, keep the best.
 //
 // Threads: one probe serves one Run at a time.
 class VARLANE_EXPORT ReadProbe {
@@ -48,7 +48,7 @@ class VARLANE_EXPORT ReadProbe {
 
   int64_t bytes() const noexcept;  // read by one Run
   int num_loops() const noexcept;
-  // "4 streams, prefetch, shared out, by head".
+  // "4 streams, prefetch to L2, shared out, by head".
   std::string LoopName(int loop) const;
 
   // Reads everything once; returns wall seconds of the launch.
