@@ -156,8 +156,8 @@ Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
     VARLANE_REQUIRE(plan->impl_ != nullptr, StatusCode::kResourceExhausted,
                     "no memory for a plan");
   }
-  return MakePlan(batch, shape, kv.layout, kv.num_blocks, options,
-                  impl_->runtime()->num_workers(), plan->impl_.get());
+  return MakePlan(batch, shape, kv, options, impl_->runtime()->num_workers(),
+                  plan->impl_.get());
 }
 
 Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,

@@ -62,9 +62,7 @@ Status ValidateDisjoint(std::span<const BlockCopy> copies) {
 Status ValidateCopies(Runtime* runtime, const KvView& kv,
                       std::span<const BlockCopy> copies) {
   VARLANE_RETURN_IF_ERROR(ValidateView(runtime, kv));
-  const auto in_view = [&kv](int64_t block) {
-    return block >= 0 && block < kv.num_blocks;
-  };
+  const auto in_view = [&kv](int64_t block) { return kv.contains(block); };
   for (size_t i = 0; i < copies.size(); ++i) {
     VARLANE_REQUIRE_ARG(in_view(copies[i].from), "copies[", i,
                         "].from = ", copies[i].from, ", but the view has ",
@@ -116,9 +114,8 @@ Status ValidateRange(Runtime* runtime, const KvView& kv, const KvRange& range,
                       range.block_table.size(), " entries");
   for (int64_t b = range.begin / layout.block_size; b < end; ++b) {
     const int32_t block = range.block_table[static_cast<size_t>(b)];
-    VARLANE_REQUIRE_ARG(block >= 0 && block < kv.num_blocks, "block_table[", b,
-                        "] = ", block, ", but the view has ", kv.num_blocks,
-                        " blocks");
+    VARLANE_REQUIRE_ARG(kv.contains(block), "block_table[", b, "] = ", block,
+                        ", but the view has ", kv.num_blocks, " blocks");
   }
   return {};
 }

@@ -124,9 +124,9 @@ Status Validate(const KvView& kv, int layer, const Batch& batch) {
                           " entries, but block_tables[", i, "][", j,
                           "] is needed");
       const int32_t block = batch.block_tables[static_cast<size_t>(at)];
-      VARLANE_REQUIRE_ARG(block >= 0 && block < kv.num_blocks, "block_tables[",
-                          i, "][", j, "] = ", block, ", but the pool has ",
-                          kv.num_blocks, " blocks");
+      VARLANE_REQUIRE_ARG(kv.contains(block), "block_tables[", i, "][", j,
+                          "] = ", block, ", but the pool has ", kv.num_blocks,
+                          " blocks");
     }
   }
   return {};

@@ -117,7 +117,8 @@ const SequenceMask& MaskOf(const Batch& batch, const AttentionShape& shape,
 }
 
 Status ValidateTables(const Batch& batch, const AttentionShape& shape,
-                      const KvLayout& layout, int64_t num_blocks, Impl* plan) {
+                      const KvView& kv, Impl* plan) {
+  const KvLayout& layout = kv.layout;
   const int64_t n = batch.num_seqs();
   const int64_t stride = batch.block_table_stride;
   VARLANE_REQUIRE_ARG(stride >= 0, "block_table_stride = ", stride,
@@ -145,9 +146,13 @@ Status ValidateTables(const Batch& batch, const AttentionShape& shape,
         DivCeil<int64_t>(mask.high(q_len - 1), layout.block_size);
     const int32_t* table = batch.block_tables.data() + i * stride;
     for (int64_t b = first; b < end; ++b) {
-      VARLANE_REQUIRE_ARG(table[b] >= 0 && table[b] < num_blocks,
+      VARLANE_REQUIRE_ARG(table[b] >= 0 && table[b] < kv.num_blocks,
                           "block_tables[", i, "][", b, "] = ", table[b],
-                          ", but the pool has ", num_blocks, " blocks");
+                          ", but the pool has ", kv.num_blocks, " blocks");
+      VARLANE_REQUIRE_ARG(kv.contains(table[b]), "block_tables[", i, "][", b,
+                          "] = ", table[b], ", but node ",
+                          table[b] / kv.node_stride, " of the pool ends at ",
+                          kv.node_end(table[b]));
       largest = std::max<int64_t>(largest, table[b]);
     }
   }
@@ -307,16 +312,15 @@ Impl::Item AttentionPlan::Impl::Locate(int64_t seq, int64_t block) const {
 }
 
 Status MakePlan(const Batch& batch, const AttentionShape& shape,
-                const KvLayout& layout, int64_t num_blocks,
-                const PlanOptions& options, int num_workers,
+                const KvView& kv, const PlanOptions& options, int num_workers,
                 AttentionPlan::Impl* plan) {
   plan->ready = false;
-  VARLANE_RETURN_IF_ERROR(ValidateShape(shape, layout));
+  VARLANE_RETURN_IF_ERROR(ValidateShape(shape, kv.layout));
   VARLANE_RETURN_IF_ERROR(ValidateLengths(batch));
   VARLANE_RETURN_IF_ERROR(ValidateMasks(batch, shape));
-  VARLANE_RETURN_IF_ERROR(
-      ValidateTables(batch, shape, layout, num_blocks, plan));
-  plan->layout = layout;
+  VARLANE_RETURN_IF_ERROR(ValidateTables(batch, shape, kv, plan));
+  plan->layout = kv.layout;
+  plan->kv_generation = kv.generation;
   try {
     VARLANE_RETURN_IF_ERROR(FillPlan(batch, shape, options, num_workers, plan));
   } catch (const std::bad_alloc&) {

@@ -47,6 +47,7 @@ struct AttentionPlan::Impl {
   int64_t num_seqs = 0;
   int64_t total_q = 0;
   int64_t num_blocks_needed = 0;  // largest block id + 1
+  uint64_t kv_generation = 0;     // KvView::generation
   std::vector<int32_t> cu_seqlens_q;
   std::vector<int32_t> seq_lens;
   std::vector<int32_t> block_tables;
@@ -126,8 +127,7 @@ struct AttentionPlan::Impl {
 // Fills `plan`, reusing its memory. Errors: as Attention::Plan; `plan->ready`
 // is then false.
 Status MakePlan(const Batch& batch, const AttentionShape& shape,
-                const KvLayout& layout, int64_t num_blocks,
-                const PlanOptions& options, int num_workers,
+                const KvView& kv, const PlanOptions& options, int num_workers,
                 AttentionPlan::Impl* plan);
 
 }  // namespace varlane

@@ -39,6 +39,12 @@ Status ValidateRun(const Impl& plan, const KvView& kv, int layer,
                       "the KV view has ", kv.num_blocks,
                       " blocks, but the plan reads block ",
                       plan.num_blocks_needed - 1);
+  // An older view is no fault: a graph keeps the one it was built with.
+  VARLANE_REQUIRE(kv.generation <= plan.kv_generation,
+                  StatusCode::kFailedPrecondition,
+                  "the plan is stale: the pool moved blocks or took some away "
+                  "since (generation ",
+                  kv.generation, ", planned for ", plan.kv_generation, ")");
   VARLANE_REQUIRE_ARG(layer >= 0 && layer < plan.layout.num_layers,
                       "layer = ", layer, ", but the layout has ",
                       plan.layout.num_layers, " layers");

@@ -29,6 +29,12 @@ Status Validate(const KvView& kv, int layer, const ConstTensor& k,
                         "] = ", slot_mapping[i], ", but the pool has ",
                         kv.num_blocks, " blocks x ", kv.layout.block_size,
                         " = ", slots, " slots");
+    VARLANE_REQUIRE_ARG(slot_mapping[i] < 0 || kv.node_blocks == nullptr ||
+                            kv.contains(slot_mapping[i] / kv.layout.block_size),
+                        "slot_mapping[", i, "] = ", slot_mapping[i],
+                        " is in block ", slot_mapping[i] / kv.layout.block_size,
+                        ", but its node ends at ",
+                        kv.node_end(slot_mapping[i] / kv.layout.block_size));
   }
   return {};
 }

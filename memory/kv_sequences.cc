@@ -30,11 +30,11 @@ SeqId KvPool::Impl::CreateSequence(const SequenceOptions& options) try {
     group.sequences.emplace(
         seq, KvSequence{BlockTable(options_.layout.block_size), options.tenant,
                         tenant, options.home_node});
+    num_sequences_.Add(1);
   } catch (const std::bad_alloc&) {
     tenants_.Leave(options.tenant);
     return -1;
   }
-  num_sequences_.Add(1);
   return seq;
 } catch (const std::bad_alloc&) {
   return -1;

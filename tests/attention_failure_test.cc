@@ -50,9 +50,9 @@ class FaultyLaunch {
         out_(static_cast<size_t>(case_.spec().total_q() * 4 * 64)),
         lse_(static_cast<size_t>(case_.spec().total_q() * 4)) {
     view_ = case_.view();
-    EXPECT_TRUE(testing::IsOk(
-        MakePlan(case_.batch(), case_.shape(), view_.layout, view_.num_blocks,
-                 {.partitions = mode}, runtime->num_workers(), &plan_)));
+    EXPECT_TRUE(testing::IsOk(MakePlan(case_.batch(), case_.shape(), view_,
+                                       {.partitions = mode},
+                                       runtime->num_workers(), &plan_)));
     EXPECT_TRUE(testing::IsOk(Launch(-1, Fault::kThrow, false)));
     right_out_ = out_;
     right_lse_ = lse_;
@@ -329,8 +329,7 @@ TEST(AttentionFailureTest, NanFillsOnlyTheRowsOfTheTensor) {
 TEST(AttentionFailureTest, APlanServesOneRunAtATime) {
   const AttentionCase c(MixedBatch());
   AttentionPlan::Impl plan;
-  VARLANE_ASSERT_OK(MakePlan(c.batch(), c.shape(), c.view().layout,
-                             c.view().num_blocks, {}, 2, &plan));
+  VARLANE_ASSERT_OK(MakePlan(c.batch(), c.shape(), c.view(), {}, 2, &plan));
   std::vector<float> out(static_cast<size_t>(c.spec().total_q() * 4 * 64));
   AttentionTensors tensors;
   tensors.q = c.q();

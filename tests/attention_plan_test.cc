@@ -39,7 +39,8 @@ struct Inputs {
   Status Plan(AttentionPlan::Impl* plan, const PlanOptions& options = {},
               int workers = 2) const {
     return MakePlan({cu_seqlens_q, seq_lens, block_tables, stride}, shape,
-                    layout, kPoolBlocks, options, workers, plan);
+                    {.num_blocks = kPoolBlocks, .layout = layout}, options,
+                    workers, plan);
   }
   std::string Refusal() const {
     AttentionPlan::Impl plan;

@@ -98,6 +98,12 @@ struct KvView {
            block % node_stride <
                node_blocks[block / node_stride].load(std::memory_order_acquire);
   }
+  // One behind the last id of the block's node. Requires: node_blocks.
+  int64_t node_end(int64_t block) const {
+    const int64_t node = block / node_stride;
+    return node * node_stride +
+           node_blocks[node].load(std::memory_order_acquire);
+  }
 
   std::byte* k(int64_t block, int layer, int head) const {
     return base + block * layout.block_bytes() + layer * layout.layer_bytes() +
