@@ -72,6 +72,9 @@ class Scheduler::Impl {
   Status Schedule(Step* step);
   Status Complete(const Step& step, std::span<const RequestId> finished,
                   std::vector<RequestId>* ended);
+  void TakeWork(bool take);
+  Result<int64_t> Preempt(int64_t blocks);
+  int64_t LeastBlocks() const;
   SchedulerStats stats() const;
   bool idle() const;
 
@@ -115,6 +118,12 @@ Result<Admission> Scheduler::Impl::Submit(const Request& request) try {
   VARLANE_REQUIRE(queue_.Find(request.id) == nullptr,
                   StatusCode::kAlreadyExists, "request ", request.id,
                   " is in use by one that has not finished");
+  if (!stats_.takes_work) {
+    ++stats_.refused;
+    return Status(StatusCode::kUnavailable,
+                  MessageCat("request ", request.id,
+                             " is refused: memory is short; try again later"));
+  }
   Admission admission;
   admission.capacity_blocks = pool_->capacity_blocks();
   admission.free_blocks = pool_->free_blocks();
@@ -173,6 +182,25 @@ bool Scheduler::Impl::idle() const {
   return queue_.waiting().empty() && queue_.running().empty();
 }
 
+void Scheduler::Impl::TakeWork(bool take) {
+  const std::lock_guard lock(mutex_);
+  stats_.takes_work = take;
+  planner_.HoldStarts(!take);
+}
+
+int64_t Scheduler::Impl::LeastBlocks() const {
+  const std::lock_guard lock(mutex_);
+  int64_t tokens = 0;
+  for (const RequestQueue::Ordered* side :
+       {&queue_.running(), &queue_.waiting()}) {
+    for (const TrackedRequest* tracked : *side) {
+      tokens = std::max(tokens, tracked->request.prompt_tokens +
+                                    tracked->request.max_new_tokens);
+    }
+  }
+  return planner_.Blocks(tokens);
+}
+
 // --- the engine thread -------------------------------------------------------
 
 Status Scheduler::Impl::Schedule(Step* step) {
@@ -215,6 +243,16 @@ Status Scheduler::Impl::Schedule(Step* step) {
   outstanding_ = step->empty() ? Outstanding::kEmptyStep : Outstanding::kStep;
   if (outstanding_ != Outstanding::kStep) step_pin_.reset();
   return {};
+}
+
+Result<int64_t> Scheduler::Impl::Preempt(int64_t blocks) {
+  VARLANE_REQUIRE_ARG(blocks >= 0, "blocks = ", blocks,
+                      ", must not be negative");
+  const std::lock_guard lock(mutex_);
+  VARLANE_REQUIRE(outstanding_ != Outstanding::kStep,
+                  StatusCode::kFailedPrecondition,
+                  "the previous step was not completed");
+  return planner_.PreemptFor(blocks);
 }
 
 Status Scheduler::Impl::Complete(const Step& step,
@@ -338,6 +376,11 @@ Status Scheduler::Complete(const Step& step,
                            std::vector<RequestId>* ended) {
   return impl_->Complete(step, finished, ended);
 }
+void Scheduler::TakeWork(bool take) { impl_->TakeWork(take); }
+Result<int64_t> Scheduler::Preempt(int64_t blocks) {
+  return impl_->Preempt(blocks);
+}
+int64_t Scheduler::LeastBlocks() const { return impl_->LeastBlocks(); }
 SchedulerStats Scheduler::stats() const { return impl_->stats(); }
 bool Scheduler::idle() const { return impl_->idle(); }
 

@@ -72,6 +72,7 @@ Status StepPlanner::PlanWaiting() {
   if (queue_->waiting().empty()) return {};
   int64_t promised = CatchUpBlocks();
   while (budget_left_ > 0 && !queue_->waiting().empty() &&
+         (!hold_starts_ || queue_->running().empty()) &&
          static_cast<int64_t>(queue_->running().size()) < options_.max_seqs) {
     TrackedRequest* request = *queue_->waiting().begin();
     const int64_t spare =
@@ -181,6 +182,16 @@ void StepPlanner::Preempt(TrackedRequest* victim) {
   queue_->Return(victim);
   ++preemptions_;
   preempted_ = true;
+}
+
+int64_t StepPlanner::PreemptFor(int64_t blocks) {
+  const int64_t before = pool_->free_blocks();
+  int64_t freed = 0;
+  while (freed < blocks && queue_->running().size() > 1) {
+    Preempt(queue_->victim());
+    freed = pool_->free_blocks() - before;
+  }
+  return freed;
 }
 
 int64_t StepPlanner::ChunkOf(const TrackedRequest& request) const {

@@ -38,6 +38,12 @@ class StepPlanner {
   Status Plan();
   // Undoes a plan; preemptions and starts stay, which is harmless.
   void Abandon();
+  // Sends running requests back, from the back of the order, until `blocks`
+  // blocks came free or one is left. Returns how many came free.
+  // Requires: no plan.
+  int64_t PreemptFor(int64_t blocks);
+  // While held, no request starts beside a running one.
+  void HoldStarts(bool hold) { hold_starts_ = hold; }
   // Forgets a plan that was carried out.
   void Clear() { plan_.clear(); }
 
@@ -89,6 +95,7 @@ class StepPlanner {
   bool deferred_ = false;   // somebody waits for blocks that come
   bool waits_for_swap_ = false;
   int64_t completions_before_ = 0;
+  bool hold_starts_ = false;
   int64_t preemptions_ = 0;
 };
 

@@ -631,7 +631,7 @@ TEST_F(CliTest, InfoTellsWhatTheRuntimeUses) {
   }
   const Json json = Json::parse(ReadAll(Path("i.json")));
   EXPECT_EQ(json["workers"].size(), 2u);
-  EXPECT_EQ(json["environment"].size(), 8u);
+  EXPECT_EQ(json["environment"].size(), 10u);
   EXPECT_GT(json["memory"]["total_bytes"].get<int64_t>(), 0);
 }
 

@@ -8,6 +8,7 @@
 
 #include "tools/flags.h"
 #include "tools/parse.h"
+#include "tools/plan_watch.h"
 #include "tools/report.h"
 #include "tools/status_util.h"
 #include "varlane/kv_layout.h"
@@ -29,7 +30,8 @@ struct PlanFlags {
   BudgetRequest request;
   double fraction = 0;  // 0 = environment
   std::string json;
-  std::string memory_root;
+  bool watch = false;
+  PlanWatchOptions watching;  // memory_root is used without --watch as well
 };
 
 KvLayout MakeLayout(const PlanFlags& flags, const ModelShape& model) {
@@ -145,13 +147,14 @@ Status RunPlan(const PlanFlags& flags) {
   VARLANE_TOOLS_ASSIGN(const ModelShape model, ResolveModel(flags.model));
   const KvLayout layout = MakeLayout(flags, model);
   VARLANE_TOOLS_TRY(layout.Validate());
-  VARLANE_TOOLS_ASSIGN(const MemoryLimits limits,
-                       MemoryLimits::Detect(flags.memory_root));
   BudgetRequest request = flags.request;
   request.fraction = flags.fraction;
   if (request.fraction == 0) {
     VARLANE_TOOLS_ASSIGN(request.fraction, MemoryFractionFromEnvironment());
   }
+  if (flags.watch) return WatchPlan(flags.watching, request, layout);
+  VARLANE_TOOLS_ASSIGN(const MemoryLimits limits,
+                       MemoryLimits::Detect(flags.watching.memory_root));
   VARLANE_TOOLS_ASSIGN(const MemoryBudget budget,
                        PlanMemoryBudget(request, layout, limits));
   VARLANE_TOOLS_ASSIGN(const std::vector<MemoryBudget> all,
@@ -210,6 +213,29 @@ void AddBudgetFlags(CLI::App* command, PlanFlags* flags) {
       ->type_name("TOKENS");
 }
 
+void AddWatchFlags(CLI::App* command, PlanFlags* flags) {
+  CLI::Option* const watch =
+      command
+          ->add_flag("--watch", flags->watch,
+                     "Go on and print a line for each change of a limit, of "
+                     "the memory pressure and of the plan, until SIGINT")
+          ->excludes("--json");
+  command
+      ->add_option("--interval", flags->watching.interval_s,
+                   "watch: seconds between two looks; pressure events are "
+                   "seen at once")
+      ->capture_default_str()
+      ->check(CLI::Range(0.01, 86400.0))
+      ->needs(watch)
+      ->type_name("SECONDS");
+  command
+      ->add_option("--for", flags->watching.for_s,
+                   "watch: end after so long (default: never)")
+      ->check(CLI::Range(0.01, 1e9))
+      ->needs(watch)
+      ->type_name("SECONDS");
+}
+
 }  // namespace
 
 void AddPlanCommand(CLI::App* app, Run* run) {
@@ -232,16 +258,18 @@ void AddPlanCommand(CLI::App* app, Run* run) {
       ->type_name("N");
   AddBudgetFlags(command, flags.get());
   AddJsonFlag(command, &flags->json);
-  command->add_option("--memory-root", flags->memory_root)->group("");
+  AddWatchFlags(command, flags.get());
+  command->add_option("--memory-root", flags->watching.memory_root)->group("");
   command->footer(
-      "Exit code 1 when the chosen policy is refused.\n"
+      "Exit code 1 when the chosen policy is refused; with --watch 0.\n"
       "Examples:\n"
       "  varlane plan --model Qwen3-0.6B --weights 1.2GB\n"
       "  varlane plan --model Llama-3.1-8B --weights 16GB --fraction 0.8\n"
       "  varlane plan --layers 28 --kv-heads 8 --head-size 128 "
       "--policy fixed --kv-tokens 100000\n"
       "  varlane plan --model Qwen3-8B --policy committed --context 131072 "
-      "--json plan.json");
+      "--json plan.json\n"
+      "  varlane plan --watch --for 60");
   command->callback([flags, run] {
     if (flags->model.model.empty() && flags->model.layers == 0) {
       flags->model.model = "Qwen3-0.6B";

@@ -90,6 +90,8 @@ struct SchedulerStats {
   int64_t swapped_out = 0;        // of the preemptions: to the swap file
   int64_t swapped_in = 0;         // of these: went on from there
   int64_t swap_losses = 0;        // of these: computed again, I/O failed
+  int64_t refused = 0;            // submitted while no new work was taken
+  bool takes_work = true;
 };
 
 // Threads: Submit, Cancel and stats are safe from any thread; Schedule and
@@ -108,7 +110,8 @@ class VARLANE_EXPORT Scheduler {
   // than the pool can ever hold: then it is not queued. Otherwise kAdmitted or
   // kWait (queued; the pool is too full to start it now): needed_blocks counts
   // it, those before it and what a start must leave free.
-  // Errors: kInvalidArgument (bad counts), kAlreadyExists (id in use).
+  // Errors: kInvalidArgument (bad counts), kAlreadyExists (id in use);
+  //         kUnavailable while TakeWork(false) holds.
   Result<Admission> Submit(const Request& request);
 
   // Drops a request wherever it is; its blocks come back before the next step.
@@ -135,6 +138,19 @@ class VARLANE_EXPORT Scheduler {
   //         kNotFound (an id that sampled nothing in it). Nothing changes then.
   Status Complete(const Step& step, std::span<const RequestId> finished,
                   std::vector<RequestId>* ended = nullptr);
+
+  // --- under memory pressure -----------------------------------------------
+  // Whether new work is taken: if not, Submit refuses, and none of the waiting
+  // requests starts beside a running one. Any thread.
+  void TakeWork(bool take);
+  // Sends the lowest-priority, youngest running requests back, as Schedule does
+  // when the pool runs dry, until `blocks` blocks came free or one request is
+  // left. Returns how many came free. Engine thread, between steps.
+  // Errors: kFailedPrecondition while a step is outstanding.
+  Result<int64_t> Preempt(int64_t blocks);
+  // Blocks without which a request that was accepted could never end: those of
+  // the longest one. A pool that shrinks below strands it. O(requests).
+  int64_t LeastBlocks() const;
 
   SchedulerStats stats() const;
   bool idle() const;  // nothing waiting, nothing running
