@@ -185,13 +185,13 @@ void StepPlanner::Preempt(TrackedRequest* victim) {
 }
 
 int64_t StepPlanner::PreemptFor(int64_t blocks) {
-  const int64_t before = pool_->free_blocks();
-  int64_t freed = 0;
-  while (freed < blocks && queue_->running().size() > 1) {
-    Preempt(queue_->victim());
-    freed = pool_->free_blocks() - before;
+  int64_t given_up = 0;
+  while (given_up < blocks && queue_->running().size() > 1) {
+    TrackedRequest* const victim = queue_->victim();
+    given_up += Blocks(victim->length);
+    Preempt(victim);
   }
-  return freed;
+  return given_up;
 }
 
 int64_t StepPlanner::ChunkOf(const TrackedRequest& request) const {

@@ -38,8 +38,9 @@ class StepPlanner {
   Status Plan();
   // Undoes a plan; preemptions and starts stay, which is harmless.
   void Abandon();
-  // Sends running requests back, from the back of the order, until `blocks`
-  // blocks came free or one is left. Returns how many came free.
+  // Sends running requests back, from the back of the order, until they
+  // give up `blocks` blocks or one is left. Returns how many they held: with a
+  // swap file these come free once it is written.
   // Requires: no plan.
   int64_t PreemptFor(int64_t blocks);
   // While held, no request starts beside a running one.

@@ -144,8 +144,9 @@ class VARLANE_EXPORT Scheduler {
   // requests starts beside a running one. Any thread.
   void TakeWork(bool take);
   // Sends the lowest-priority, youngest running requests back, as Schedule does
-  // when the pool runs dry, until `blocks` blocks came free or one request is
-  // left. Returns how many came free. Engine thread, between steps.
+  // when the pool runs dry, until they give up `blocks` blocks or one request
+  // is left. Returns how many they held, shared ones included; with a swap file
+  // these come free once it is written. Engine thread, between steps.
   // Errors: kFailedPrecondition while a step is outstanding.
   Result<int64_t> Preempt(int64_t blocks);
   // Blocks without which a request that was accepted could never end: those of
