@@ -18,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <vector>
 
 namespace varlane::testing {
 
@@ -72,17 +73,48 @@ class RealCgroup {
     return -1;
   }
 
+  // How often memory was found short in it and had to be reclaimed.
+  int64_t times_full() const {
+    std::ifstream in(path_ +
+                     (version_ == 1 ? "/memory.failcnt" : "/memory.events"));
+    int64_t value = -1;
+    if (version_ == 1) {
+      in >> value;
+      return value;
+    }
+    for (std::string key; in >> key >> value;) {
+      if (key == "max") return value;
+    }
+    return -1;
+  }
+
   // Runs tests of this binary, as `filter` names them, in a process of its own
   // that is in the cgroup from its first moment. Returns as waitpid does.
   int RunInside(const std::string& filter) const {
-    const std::string argument = "--gtest_filter=" + filter;
+    return RunInside({"/proc/self/exe", "--gtest_filter=" + filter,
+                      "--gtest_also_run_disabled_tests", "--gtest_brief=1"},
+                     "");
+  }
+  // The same with a command, program first. Both its outputs go to the file
+  // `output`; "" = to ours.
+  int RunInside(const std::vector<std::string>& command,
+                const std::string& output) const {
     const std::string procs = path_ + "/cgroup.procs";
+    std::vector<char*> arguments;
+    for (const std::string& word : command) {
+      arguments.push_back(const_cast<char*>(word.c_str()));
+    }
+    arguments.push_back(nullptr);
     const pid_t child = fork();
     if (child == 0) {
       if (!WriteFile(procs, "0")) _exit(99);
       setenv("VARLANE_TEST_INSIDE", path_.c_str(), 1);
-      execl("/proc/self/exe", "test", argument.c_str(),
-            "--gtest_also_run_disabled_tests", "--gtest_brief=1", nullptr);
+      if (!output.empty()) {
+        const int fd = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        dup2(fd, 1);
+        dup2(fd, 2);
+      }
+      execv(arguments[0], arguments.data());
       _exit(98);
     }
     int status = -1;
