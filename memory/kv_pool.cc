@@ -161,6 +161,14 @@ Result<KvResize> KvPool::Compact(int64_t max_moves) {
 int64_t KvPool::EvictCached(int64_t num_blocks) {
   return impl_->EvictCached(num_blocks);
 }
+Result<KvResize> KvPool::GiveBack(const GiveBackOptions& options) {
+  return impl_->GiveBack(options);
+}
+Result<KvResize> KvPool::TakeBack(int64_t bytes) {
+  return impl_->TakeBack(bytes);
+}
+int64_t KvPool::lent_blocks() const noexcept { return impl_->lent_blocks(); }
+void KvPool::AllowGrowth(bool allowed) noexcept { impl_->AllowGrowth(allowed); }
 void KvPool::BeginStep() { impl_->BeginStep(); }
 void KvPool::EndStep() { impl_->EndStep(); }
 Status KvPool::SetTenantQuota(TenantId tenant, int64_t max_blocks) {
@@ -169,6 +177,7 @@ Status KvPool::SetTenantQuota(TenantId tenant, int64_t max_blocks) {
 KvTenantStats KvPool::tenant_stats(TenantId tenant) const {
   return impl_->tenant_stats(tenant);
 }
+std::vector<KvTenant> KvPool::tenants() const { return impl_->tenants(); }
 SeqId KvPool::CreateSequence(const SequenceOptions& options) {
   return impl_->CreateSequence(options);
 }

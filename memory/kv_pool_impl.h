@@ -3,7 +3,8 @@
 //
 // Its members stand by subject: kv_pool.cc (creation, the public face),
 // kv_sequences.cc (what sequences do), kv_resize.cc (capacity, moves),
-// kv_pool_check.cc (statistics, invariants).
+// kv_give_back.cc (memory lent to the system), kv_pool_check.cc (statistics,
+// invariants).
 //
 // Locks, in the order in which they are taken:
 //   resize_mutex_      one change of capacity at a time; held while memory is
@@ -60,6 +61,16 @@ class KvPool::Impl {
   void BeginStep();
   void EndStep();
 
+  // kv_give_back.cc
+  Result<KvResize> GiveBack(const GiveBackOptions& options);
+  Result<KvResize> TakeBack(int64_t bytes);
+  int64_t lent_blocks() const noexcept {
+    return lent_blocks_.load(std::memory_order_relaxed);
+  }
+  void AllowGrowth(bool allowed) noexcept {
+    growth_.store(allowed, std::memory_order_relaxed);
+  }
+
   // kv_sequences.cc
   SeqId CreateSequence(const SequenceOptions& options);
   Result<Admission> Append(SeqId seq, int64_t num_tokens);
@@ -75,6 +86,7 @@ class KvPool::Impl {
   KvTenantStats tenant_stats(TenantId tenant) const {
     return tenants_.stats(tenant);
   }
+  std::vector<KvTenant> tenants() const { return tenants_.all(); }
 
   // kv_pool_check.cc
   KvPoolStats stats() const;
@@ -82,6 +94,8 @@ class KvPool::Impl {
   Status CheckInvariants() const;
 
  private:
+  class OwnStep;
+
   // What an append would take: the table's plan and the blocks for it.
   struct AppendPlan {
     BlockTable::Growth growth;
@@ -108,7 +122,9 @@ class KvPool::Impl {
   Status GrowTo(std::span<const int64_t> targets, KvResize* report);
   Status ShrinkTo(std::span<const int64_t> targets, KvResize* report);
   Status ResizeTo(std::span<const int64_t> targets, KvResize* report);
+  Status CheckGrowthIsAllowed() const;
   // And all groups in these.
+  std::vector<int64_t> PlanGiveBack(const GiveBackOptions& options) const;
   Status CheckRoomFor(std::span<const int64_t> targets) const;
   Status PlanShrink(std::span<const int64_t> targets, KvResize* report,
                     std::vector<BlockMove>* moves);
@@ -146,6 +162,10 @@ class KvPool::Impl {
   int64_t published_limit_ = 0;
   // Written with the first group locked.
   int64_t outstanding_steps_ = 0;
+
+  // Written under resize_mutex_ resp. by anyone.
+  std::atomic<int64_t> lent_blocks_{0};
+  std::atomic<bool> growth_{true};
 
   // Read by anyone.
   std::atomic<uint64_t> generation_{0};

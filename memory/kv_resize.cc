@@ -68,8 +68,11 @@ Status KvPool::Impl::Grow(int64_t num_blocks) try {
                   " more need ", FormatBytes(bytes),
                   " in all, but the pool's limit is ",
                   FormatBytes(limit_bytes_), ": raise it with SetLimit");
+  if (num_blocks > 0) VARLANE_RETURN_IF_ERROR(CheckGrowthIsAllowed());
   KvResize report;
-  return GrowTo(targets, &report);
+  VARLANE_RETURN_IF_ERROR(GrowTo(targets, &report));
+  lent_blocks_.store(0, std::memory_order_relaxed);
+  return {};
 } catch (const std::bad_alloc&) {
   return NoHeapFor("growing the pool");
 }
@@ -87,6 +90,7 @@ Result<KvResize> KvPool::Impl::Shrink(int64_t num_blocks) try {
   AddEvenly(-num_blocks, allocator_.blocks_per_node(), targets);
   KvResize report;
   VARLANE_RETURN_IF_ERROR(ShrinkTo(targets, &report));
+  lent_blocks_.store(0, std::memory_order_relaxed);
   Finish(&report);
   return report;
 } catch (const std::bad_alloc&) {
@@ -98,8 +102,15 @@ Result<KvResize> KvPool::Impl::SetLimit(int64_t bytes) try {
   const std::lock_guard resize(resize_mutex_);
   std::vector<int64_t> targets(static_cast<size_t>(num_nodes()));
   memory_->BlocksIn(bytes, targets);
+  for (int node = 0; node < num_nodes(); ++node) {
+    if (targets[static_cast<size_t>(node)] <= allocator_.capacity(node)) {
+      continue;
+    }
+    VARLANE_RETURN_IF_ERROR(CheckGrowthIsAllowed());
+  }
   KvResize report;
   VARLANE_RETURN_IF_ERROR(ResizeTo(targets, &report));
+  lent_blocks_.store(0, std::memory_order_relaxed);
   limit_bytes_ = bytes;
   {
     const SequenceTable::AllLocked all(sequences_);

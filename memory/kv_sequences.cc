@@ -67,8 +67,8 @@ KvPool::Impl::AppendPlan KvPool::Impl::PlanAppend(const KvSequence& seq,
     admission.capacity_blocks = quota;
   };
   // What the sequence holds counts too: waiting for others does not help one
-  // that would not fit the pool, or the quota, alone.
-  if (plan.growth.num_blocks > admission.capacity_blocks) {
+  // that would not fit the pool, or the quota, alone. What is lent comes back.
+  if (plan.growth.num_blocks > admission.capacity_blocks + lent_blocks()) {
     admission.kind = Kind::kNeverFits;
   } else if (quota >= 0 && needed > 0 && plan.growth.num_blocks > quota) {
     quota_binds(Kind::kNeverFits);

@@ -2,6 +2,8 @@
 
 #include "memory/tenant_table.h"
 
+#include <algorithm>
+
 namespace varlane {
 
 Tenant* TenantTable::Join(TenantId id) {
@@ -36,11 +38,28 @@ KvTenantStats TenantTable::stats(TenantId id) const {
   const std::lock_guard lock(mutex_);
   const auto found = tenants_.find(id);
   if (found == tenants_.end()) return {};
-  const Tenant& tenant = found->second;
+  return StatsOf(found->second);
+}
+
+KvTenantStats TenantTable::StatsOf(const Tenant& tenant) noexcept {
   return {.used_blocks = tenant.used(),
           .quota_blocks = tenant.quota(),
           .sequences = tenant.sequences_,
           .refusals = tenant.refusals_.load()};
+}
+
+std::vector<KvTenant> TenantTable::all() const {
+  std::vector<KvTenant> all;
+  {
+    const std::lock_guard lock(mutex_);
+    all.reserve(tenants_.size());
+    for (const auto& [id, tenant] : tenants_) {
+      all.push_back({id, StatsOf(tenant)});
+    }
+  }
+  std::sort(all.begin(), all.end(),
+            [](const KvTenant& a, const KvTenant& b) { return a.id < b.id; });
+  return all;
 }
 
 int64_t TenantTable::used() const {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "varlane/kv_pool.h"
 
@@ -55,10 +56,15 @@ class TenantTable {
   // Throws std::bad_alloc.
   void SetQuota(TenantId id, int64_t max_blocks);
   KvTenantStats stats(TenantId id) const;
+  // By id. Throws std::bad_alloc.
+  std::vector<KvTenant> all() const;
   // Sum of what all hold.
   int64_t used() const;
 
  private:
+  // mutex_ is held.
+  static KvTenantStats StatsOf(const Tenant& tenant) noexcept;
+
   mutable std::mutex mutex_;
   std::unordered_map<TenantId, Tenant> tenants_;  // nodes stay where they are
 };

@@ -139,6 +139,18 @@ struct KvTenantStats {
   int64_t refusals = 0;
 };
 
+struct KvTenant {
+  TenantId id = 0;
+  KvTenantStats stats;
+};
+
+// What the pool gives back for a while (KvPool::GiveBack).
+struct GiveBackOptions {
+  int64_t bytes = 0;         // wanted; in whole slabs, so up to one more
+  int64_t keep_blocks = 0;   // capacity that must stay
+  bool move_blocks = false;  // also out of the way, what sequences hold
+};
+
 // What a change of the pool's size came to.
 struct KvResize {
   int64_t capacity_blocks = 0;  // afterwards
@@ -215,6 +227,27 @@ class VARLANE_EXPORT KvPool {
   // how many.
   int64_t EvictCached(int64_t num_blocks);
 
+  // --- lending memory to the system, under pressure
+  // --------------------------- Gives back whole slabs, free blocks first, then
+  // cached ones, least recently used first; never what sequences hold. Unlike
+  // Shrink it gives what can be had, nothing if need be, and remembers the
+  // blocks as lent: what was fitting before is made to wait (kWait), not
+  // refused (kNeverFits). Without move_blocks it may be called while steps are
+  // outstanding. Errors: kInvalidArgument; kFailedPrecondition (move_blocks
+  // while a step is
+  //         outstanding); kResourceExhausted (heap, the system's).
+  Result<KvResize> GiveBack(const GiveBackOptions& options);
+  // Takes lent blocks back, as many as whole slabs of `bytes` hold.
+  // Errors: kInvalidArgument; kUnavailable (AllowGrowth); as Grow. Nothing
+  //         changes then.
+  Result<KvResize> TakeBack(int64_t bytes);
+  // Blocks that GiveBack took and TakeBack could still bring; 0 after Grow,
+  // Shrink or SetLimit, which say anew how large the pool is.
+  int64_t lent_blocks() const noexcept;
+  // While not allowed Grow, TakeBack and a SetLimit that would grow are refused
+  // (kUnavailable).
+  void AllowGrowth(bool allowed) noexcept;
+
   // Between these two blocks stay where they are: block tables, slots and plans
   // that name them stay true. A scheduler calls them around each step; without
   // them whoever shrinks or compacts must do so between steps. They count, so
@@ -228,6 +261,8 @@ class VARLANE_EXPORT KvPool {
   // Errors: kInvalidArgument; kResourceExhausted (heap).
   Status SetTenantQuota(TenantId tenant, int64_t max_blocks);
   KvTenantStats tenant_stats(TenantId tenant) const;
+  // Those with a sequence, a block or a quota, by id. Throws std::bad_alloc.
+  std::vector<KvTenant> tenants() const;
 
   // --- sequences -----------------------------------------------------------
   // A new, empty sequence; takes no block. -1, which is no sequence, when the
