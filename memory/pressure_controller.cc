@@ -62,6 +62,10 @@ bool PressureController::Update(const PressureSample& sample, int64_t now_ns) {
     return false;
   }
   stats_.level = sample.level;
+  if (sample.notices != notices_) {
+    notices_ = sample.notices;
+    owed_bytes_ = sample.wanted_bytes;
+  }
   if (sample.level == PressureLevel::kNone ||
       stats_.rung > TopOf(sample.level)) {
     return Descend(sample, now_ns);
@@ -107,9 +111,11 @@ bool PressureController::Climb(const PressureSample& sample, int64_t now_ns) {
   const int64_t least = options_.min_release_bytes > 0
                             ? options_.min_release_bytes
                             : sample.reserve_bytes / 8;
-  int64_t wanted =
-      std::max({sample.deficit_bytes(), sample.wanted_bytes,
-                sample.level >= PressureLevel::kMedium ? least : int64_t{0}});
+  const bool knows_how_much =
+      sample.wanted_bytes > 0 || sample.level < PressureLevel::kMedium;
+  const int64_t wanted_before = std::max(
+      {sample.deficit_bytes(), owed_bytes_, knows_how_much ? 0 : least});
+  int64_t wanted = wanted_before;
   bool changed = false;
   // What the rungs climbed already can give comes first: caches may have filled
   // and slabs emptied since.
@@ -130,6 +136,7 @@ bool PressureController::Climb(const PressureSample& sample, int64_t now_ns) {
     // kMedium waits for the effect to show, but growth is stopped at no cost.
     if (!critical && stats_.rung > PressureRung::kStopGrowing) break;
   }
+  owed_bytes_ = std::max<int64_t>(0, owed_bytes_ - (wanted_before - wanted));
   changed_ns_ = now_ns;
   return changed;
 }

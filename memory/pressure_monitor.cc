@@ -81,6 +81,7 @@ class PressureMonitor::Impl {
   Result<PressureSample> Wait(int timeout_ms);
   void Notify(PressureLevel level, int64_t wanted_bytes) noexcept {
     wanted_.store(wanted_bytes, std::memory_order_relaxed);
+    notices_.fetch_add(1, std::memory_order_relaxed);
     notified_.store(level, std::memory_order_release);
     Wake();
   }
@@ -118,6 +119,7 @@ class PressureMonitor::Impl {
 
   std::atomic<PressureLevel> notified_{PressureLevel::kNone};
   std::atomic<int64_t> wanted_{0};
+  std::atomic<int64_t> notices_{0};
   std::atomic<int64_t> wakeups_{0};
   std::atomic<bool> has_events_{false};
 
@@ -232,6 +234,7 @@ PressureSample PressureMonitor::Impl::Measure(int64_t now) {
     sample.level = notified;
     sample.cause = "the embedder";
   }
+  sample.notices = notices_.load(std::memory_order_relaxed);
   if (notified != PressureLevel::kNone) {
     sample.wanted_bytes = wanted_.load(std::memory_order_relaxed);
   }

@@ -47,8 +47,9 @@ class RequestSwaps {
   bool Settle(TrackedRequest* request);
 
   // Blocks will come free without a preemption.
-  bool blocks_come() const {
-    return swapper_ != nullptr && swapper_->stats().pending_blocks > 0;
+  bool blocks_come() const { return coming_blocks() > 0; }
+  int64_t coming_blocks() const {
+    return swapper_ == nullptr ? 0 : swapper_->stats().pending_blocks;
   }
   bool busy() const { return swapper_ != nullptr && swapper_->busy(); }
   int64_t completions() const {

@@ -118,17 +118,20 @@ Result<Admission> Scheduler::Impl::Submit(const Request& request) try {
   VARLANE_REQUIRE(queue_.Find(request.id) == nullptr,
                   StatusCode::kAlreadyExists, "request ", request.id,
                   " is in use by one that has not finished");
-  if (!stats_.takes_work) {
-    ++stats_.refused;
-    return Status(StatusCode::kUnavailable,
-                  MessageCat("request ", request.id,
-                             " is refused: memory is short; try again later"));
-  }
   Admission admission;
   admission.capacity_blocks = pool_->capacity_blocks();
   admission.free_blocks = pool_->free_blocks();
   admission.needed_blocks =
       planner_.Blocks(request.prompt_tokens + request.max_new_tokens);
+  const bool fits_later = admission.needed_blocks > admission.capacity_blocks &&
+                          admission.needed_blocks <=
+                              admission.capacity_blocks + pool_->lent_blocks();
+  if (!stats_.takes_work || fits_later) {
+    ++stats_.refused;
+    return Status(StatusCode::kUnavailable,
+                  MessageCat("request ", request.id,
+                             " is refused: memory is short; try again later"));
+  }
   if (admission.needed_blocks > admission.capacity_blocks) {
     admission.kind = Admission::Kind::kNeverFits;
     return admission;

@@ -185,6 +185,7 @@ void StepPlanner::Preempt(TrackedRequest* victim) {
 }
 
 int64_t StepPlanner::PreemptFor(int64_t blocks) {
+  blocks -= swaps_.coming_blocks();
   int64_t given_up = 0;
   while (given_up < blocks && queue_->running().size() > 1) {
     TrackedRequest* const victim = queue_->victim();

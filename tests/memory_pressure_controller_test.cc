@@ -147,8 +147,22 @@ TEST_F(PressureControllerTest, EventsWithoutAShortReserveAskForAnEighth) {
 TEST_F(PressureControllerTest, TheEmbeddersWishIsWhatIsAsked) {
   PressureSample sample = Sample(PressureLevel::kMedium, 1000);
   sample.wanted_bytes = 300 * kMiB;
+  sample.notices = 1;
+  target_.cached = 200 * kMiB;
   controller_.Update(sample, 0);
   EXPECT_EQ(target_.Take(), "grow- drop300 ");
+  // Once: then what is still owed, then nothing, though the level holds.
+  target_.cached = 1000 * kMiB;
+  controller_.Update(sample, 100 * kMs);
+  EXPECT_EQ(target_.Take(), "drop100 ");
+  for (int ms = 200; ms < 2000; ms += 100) controller_.Update(sample, ms * kMs);
+  EXPECT_EQ(target_.Take(), "");
+  EXPECT_EQ(rung(), PressureRung::kDropCached);
+  // The same wish again is another one.
+  sample.notices = 2;
+  controller_.Update(sample, 3000 * kMs);
+  EXPECT_EQ(target_.Take(), "drop300 ");
+  EXPECT_EQ(controller_.stats().released_bytes, 600 * kMiB);
 }
 
 TEST_F(PressureControllerTest, CalmDescendsARungEachCalmAndInReverse) {

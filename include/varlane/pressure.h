@@ -46,6 +46,7 @@ struct PressureSample {
   int64_t reserve_bytes = 0;
   std::string cause;         // what the level comes from; empty for kNone
   int64_t wanted_bytes = 0;  // that the embedder asked back; 0 = did not say
+  int64_t notices = 0;       // how often it has spoken: each wish counts once
   Status measured;           // not ok: limits could not be read this time
 
   // What is missing of the reserve.
@@ -95,8 +96,8 @@ class VARLANE_EXPORT PressureMonitor {
   Result<PressureSample> Poll() { return Wait(0); }
 
   // The embedder's own word: `level` holds until the next call, and
-  // `wanted_bytes` should be given back if possible. Wakes Wait. Async-signal
-  // safe.
+  // `wanted_bytes` should be given back, once, if possible. Wakes Wait.
+  // Async-signal safe.
   void Notify(PressureLevel level, int64_t wanted_bytes = 0) noexcept;
   // Makes a Wait that sleeps, or the next one, return. Async-signal safe.
   void Wake() noexcept;
@@ -159,8 +160,10 @@ struct PressureStats {
 
 // The ladder. kLow climbs to kStopGrowing, kMedium a rung each climb_ns up to
 // kCompact, kCritical at once as far as it takes. A rung that gives back
-// what is wanted ends the climb. Calm descends a rung each calm_ns and, at the
-// bottom, regrows what stays clear of the reserve.
+// what is wanted ends the climb: what is missing of a reserve, or the embedder
+// still has to get; where neither is known, min_release_bytes each climb_ns.
+// Calm descends a rung each calm_ns and, at the bottom, regrows what stays
+// clear of the reserve.
 //
 // Threads: none of its own; call it from one, between steps.
 class VARLANE_EXPORT PressureController {
@@ -190,6 +193,8 @@ class VARLANE_EXPORT PressureController {
   int64_t changed_ns_ = 0;  // of the last climb, descent or pressure
   int64_t next_update_ns_ = INT64_MAX;
   int64_t to_regain_bytes_ = 0;  // given back and not taken again
+  int64_t notices_ = -1;         // of the last sample
+  int64_t owed_bytes_ = 0;       // of the embedder's last wish
   int64_t regain_wait_ns_;       // doubles while there is nothing to regain
 };
 

@@ -111,7 +111,8 @@ class VARLANE_EXPORT Scheduler {
   // kWait (queued; the pool is too full to start it now): needed_blocks counts
   // it, those before it and what a start must leave free.
   // Errors: kInvalidArgument (bad counts), kAlreadyExists (id in use);
-  //         kUnavailable while TakeWork(false) holds.
+  //         kUnavailable while TakeWork(false) holds, and where only blocks
+  //         that the pool has lent (KvPool::GiveBack) would make it fit.
   Result<Admission> Submit(const Request& request);
 
   // Drops a request wherever it is; its blocks come back before the next step.
@@ -146,7 +147,8 @@ class VARLANE_EXPORT Scheduler {
   // Sends the lowest-priority, youngest running requests back, as Schedule does
   // when the pool runs dry, until they give up `blocks` blocks or one request
   // is left. Returns how many they held, shared ones included; with a swap file
-  // these come free once it is written. Engine thread, between steps.
+  // these come free once it is written, and count against the next call's wish
+  // until then. Engine thread, between steps.
   // Errors: kFailedPrecondition while a step is outstanding.
   Result<int64_t> Preempt(int64_t blocks);
   // Blocks without which a request that was accepted could never end: those of
