@@ -27,7 +27,7 @@ PUBLIC_LAYER = {
     "pressure.h": 2, "session.h": 2, "swap.h": 2,
     "attention.h": 3, "limits.h": 3,
     "kv_ops.h": 3, "merge_states.h": 3,
-    "scheduler.h": 4, "serving_pressure.h": 4,
+    "scheduler.h": 4, "serving_pressure.h": 4, "metrics.h": 4,
 }
 
 # Our folders that a folder may include with quotes.
