@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 #include <set>
 #include <utility>
@@ -17,11 +18,23 @@
 #include "tools/parse.h"
 #include "tools/safetensors.h"
 #include "tools/status_util.h"
+#include "varlane/memory_account.h"
 
 namespace varlane::tools {
 namespace {
 
 // --- tensors -----------------------------------------------------------------
+
+// Under a memory cgroup taking too much is the process's end, so it is asked
+// for first.
+Status CheckRoom(double bytes, const std::string& what) {
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<MemoryAccount> account,
+                       MemoryAccount::Create({}));
+  MemoryClaimRequest request;
+  request.name = what;
+  request.bytes = static_cast<int64_t>(std::min(bytes, 4e18));
+  return account->Claim(request).status();
+}
 
 Result<DType> ToDType(const std::string& path, const std::string& name,
                       TensorType type) {
@@ -61,6 +74,8 @@ Result<CaseTensor> ReadTensor(SafetensorsFile* file, const std::string& name,
   tensor.tokens = info->shape[0];
   tensor.heads = static_cast<int>(info->shape[1]);
   tensor.head_size = static_cast<int>(info->shape[2]);
+  VARLANE_TOOLS_TRY(CheckRoom(static_cast<double>(info->end - info->begin),
+                              "tensor " + name));
   VARLANE_TOOLS_ASSIGN(tensor.bytes, file->Read(name));
   return tensor;
 }
@@ -347,6 +362,11 @@ Result<AttentionCase> MakeRandomCase(const BatchSpec& spec,
   c.cu_seqlens_q = PrefixSum(spec.q_lens);
   c.cu_seqlens_k = PrefixSum(spec.kv_lens);
   c.scale = 1.0 / std::sqrt(static_cast<double>(shape.head_size));
+  // Queries in bf16, with an output in fp32 each; keys and values.
+  VARLANE_TOOLS_TRY(CheckRoom(
+      shape.head_size * (6.0 * c.cu_seqlens_q.back() * shape.num_q_heads +
+                         4.0 * c.cu_seqlens_k.back() * shape.num_kv_heads),
+      "the case's tensors"));
   try {
     Allocate(c.cu_seqlens_q.back(), shape.num_q_heads, shape.head_size, &c.q);
     Allocate(c.cu_seqlens_k.back(), shape.num_kv_heads, shape.head_size, &c.k);

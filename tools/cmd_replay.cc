@@ -169,6 +169,14 @@ void AddPoolFlags(CLI::App* command, ReplayOptions* options) {
       ->type_name("SHARE");
   AddBytesFlag(command, "--weights", &options->weights_bytes,
                "Memory to leave for a model's weights (default 0)");
+  command->add_flag("--pressure", options->pressure,
+                    "Listen for memory pressure, and shrink the pool, preempt "
+                    "and refuse while there is some");
+  command
+      ->add_option("--metrics", options->metrics_file,
+                   "Write the metrics to FILE as Prometheus' text, each second "
+                   "and at the end")
+      ->type_name("FILE");
   command->add_option("--memory-root", options->memory_root)->group("");
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tools/metrics_file.h"
 #include "tools/progress.h"
 #include "tools/replay_log.h"
 #include "tools/replay_sizing.h"
@@ -48,6 +49,7 @@ class Replay {
       : options_(options),
         workload_(workload),
         runtime_(runtime),
+        metrics_(options.metrics_file),
         buffers_(options.model, &workload),
         log_(static_cast<size_t>(workload.size())) {}
 
@@ -57,12 +59,19 @@ class Replay {
   Status Create();
   // Submits what has arrived (open loop) or what there is room for (closed).
   Status Submit();
-  Status SubmitNext(double arrival);
+  // False where it was refused for now.
+  Result<bool> SubmitNext(double arrival);
   bool HasMore() const { return next_ < workload_.size(); }
   double ArrivalOf(int64_t request) const;
   // Nothing to run: waits for the next arrival, or says why that is an error.
   Status WaitForArrival();
   Status RunStep();
+  Status BetweenSteps();
+  MetricsSources Sources() const {
+    return {.pool = pool_.get(),
+            .scheduler = scheduler_.get(),
+            .pressure = pressure_.get()};
+  }
   Status RunLayer(int layer);
   Status CompleteStep(double step_seconds);
   void CountStep(double step_seconds);
@@ -80,6 +89,8 @@ class Replay {
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<KvPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<ServingPressure> pressure_;
+  MetricsFile metrics_;
   std::optional<StepVerifier> verifier_;
   StepBuffers buffers_;
   RequestLog log_;
@@ -106,6 +117,15 @@ Status Replay::Create() {
   VARLANE_TOOLS_ASSIGN(pool_, KvPool::Create(pool, runtime_));
   VARLANE_TOOLS_ASSIGN(scheduler_,
                        Scheduler::Create(options_.scheduler, pool_.get()));
+  if (options_.pressure) {
+    ServingPressureOptions pressure;
+    VARLANE_TOOLS_ASSIGN(pressure.monitor, PressureOptions::FromEnvironment());
+    pressure.monitor.root = options_.memory_root;
+    VARLANE_TOOLS_ASSIGN(
+        pressure_,
+        ServingPressure::Create(pressure, pool_.get(), scheduler_.get()));
+  }
+  VARLANE_TOOLS_TRY(metrics_.Write(Sources()));
   if (options_.verify_share > 0) {
     verifier_.emplace(options_.model, options_.kv_dtype, options_.verify_share,
                       &workload_, runtime_);
@@ -120,13 +140,15 @@ double Replay::ArrivalOf(int64_t request) const {
          options_.rate;
 }
 
-Status Replay::SubmitNext(double arrival) {
+Result<bool> Replay::SubmitNext(double arrival) {
   const TraceRequest& from = workload_.request(next_);
   Request request;
   request.id = next_;
   request.prompt_tokens = from.input_tokens;
   request.max_new_tokens = from.output_tokens;
-  VARLANE_TOOLS_ASSIGN(const Admission admission, scheduler_->Submit(request));
+  const Result<Admission> submitted = scheduler_->Submit(request);
+  if (submitted.status().code() == StatusCode::kUnavailable) return false;
+  VARLANE_TOOLS_ASSIGN(const Admission admission, submitted);
   if (admission.kind == Admission::Kind::kNeverFits) {
     ++result_.never_fit;
   } else {
@@ -135,25 +157,28 @@ Status Replay::SubmitNext(double arrival) {
     ++in_flight_;
   }
   ++next_;
-  return {};
+  return true;
 }
 
 Status Replay::Submit() {
   const double now = Now();
   if (options_.rate > 0) {
     while (HasMore() && ArrivalOf(next_) <= now) {
-      VARLANE_TOOLS_TRY(SubmitNext(ArrivalOf(next_)));
+      VARLANE_TOOLS_ASSIGN(const bool taken, SubmitNext(ArrivalOf(next_)));
+      if (!taken) break;
     }
     return {};
   }
   while (HasMore() && in_flight_ < options_.concurrency) {
-    VARLANE_TOOLS_TRY(SubmitNext(now));
+    VARLANE_TOOLS_ASSIGN(const bool taken, SubmitNext(now));
+    if (!taken) break;
   }
   return {};
 }
 
 Status Replay::WaitForArrival() {
-  if (!HasMore() || options_.rate == 0 || !scheduler_->idle()) {
+  const bool may_wait = options_.rate > 0 || pressure_ != nullptr;
+  if (!HasMore() || !may_wait || !scheduler_->idle()) {
     const SchedulerStats stats = scheduler_->stats();
     return Fail(StatusCode::kInternal,
                 "the scheduler made an empty step with {} requests waiting and "
@@ -161,8 +186,11 @@ Status Replay::WaitForArrival() {
                 stats.waiting, stats.running);
   }
   PhaseTimer timer(&result_.seconds.idle);
-  // In slices, so that a progress bar moves.
-  const double left = std::min(ArrivalOf(next_) - Now(), 0.1);
+  // In slices, so that a progress bar moves, and shorter ones where the next
+  // request has arrived but memory is short.
+  const double left = options_.rate > 0 && ArrivalOf(next_) > Now()
+                          ? std::min(ArrivalOf(next_) - Now(), 0.1)
+                          : (pressure_ != nullptr ? 0.01 : 0);
   if (left > 0)
     std::this_thread::sleep_for(std::chrono::duration<double>(left));
   return {};
@@ -277,7 +305,16 @@ void Replay::Finish() {
   result_.step_seconds = ComputePercentiles(std::move(step_seconds_));
   result_.step_tokens = ComputePercentiles(std::move(step_tokens_));
   result_.step_seqs = ComputePercentiles(std::move(step_seqs_));
+  if (pressure_) result_.pressure = pressure_->stats();
   if (verifier_) result_.verify = verifier_->result();
+}
+
+Status Replay::BetweenSteps() {
+  if (pressure_) {
+    PhaseTimer timer(&result_.seconds.resize);
+    pressure_->Update();
+  }
+  return metrics_.Update(Sources());
 }
 
 Result<ReplayResult> Replay::Run() {
@@ -287,12 +324,14 @@ Result<ReplayResult> Replay::Run() {
   while (HasMore() || !scheduler_->idle()) {
     VARLANE_TOOLS_TRY(Submit());
     VARLANE_TOOLS_TRY(RunStep());
+    VARLANE_TOOLS_TRY(BetweenSteps());
     const SchedulerStats stats = scheduler_->stats();
     progress.Update(static_cast<double>(log_.ended() + result_.never_fit),
                     static_cast<double>(workload_.size()),
                     fmt::format("step {}, {} running, {} waiting", stats.steps,
                                 stats.running, stats.waiting));
   }
+  VARLANE_TOOLS_TRY(metrics_.Write(Sources()));
   Finish();
   return std::move(result_);
 }

@@ -10,6 +10,7 @@
 #define VARLANE_TOOLS_REPLAY_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tools/model_presets.h"
@@ -22,6 +23,7 @@
 #include "varlane/memory_budget.h"
 #include "varlane/runtime.h"
 #include "varlane/scheduler.h"
+#include "varlane/serving_pressure.h"
 #include "varlane/status.h"
 
 namespace varlane::tools {
@@ -41,6 +43,8 @@ struct ReplayOptions {
   int64_t weights_bytes = 0;
   std::string memory_root;   // tests: where /proc and /sys are
   Tracer* tracer = nullptr;  // gets the pool's use, step by step
+  bool pressure = false;     // gives memory back where it is short
+  std::string metrics_file;  // rewritten each second and at the end
 };
 
 // How the pool's size came about.
@@ -58,6 +62,7 @@ struct PhaseSeconds {
   double plan = 0;
   double write_kv = 0;
   double attention = 0;  // Attention::Run
+  double resize = 0;     // memory given back and taken again
   double idle = 0;       // open loop: waiting for arrivals
   double generate = 0;   // not on the serving clock
   double verify = 0;     // not on the serving clock
@@ -69,6 +74,7 @@ struct ReplayResult {
   PoolSizing sizing;
   KvPoolStats pool;
   SchedulerStats scheduler;
+  std::optional<ServingPressureStats> pressure;
   std::string simd_target;
   int workers = 0;
   int64_t submitted = 0;

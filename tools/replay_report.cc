@@ -135,6 +135,7 @@ std::string TimeText(const ReplayResult& r) {
   row("writing K/V", s.write_kv, "");
   row("scheduling", s.schedule, "");
   row("planning", s.plan, "");
+  if (s.resize > 0) row("resizing the pool", s.resize, "");
   if (s.idle > 0) row("idle", s.idle, "waiting for arrivals");
   row("making inputs", s.generate, "not on the serving clock");
   row("verifying", s.verify, "not on the serving clock");
@@ -155,6 +156,41 @@ std::string VerifyText(const ReplayOptions& options, const ReplayResult& r) {
       v.worst_ratio, v.worst_error, v.worst_lse_error);
   if (!v.ok()) text += "  first: " + v.first_failure + "\n";
   return text;
+}
+
+// Empty where it was not asked for.
+std::string PressureText(const ReplayResult& r) {
+  if (!r.pressure) return "";
+  const ServingPressureStats& stats = *r.pressure;
+  const PressureStats& ladder = stats.ladder;
+  std::string text = fmt::format(
+      "\nMemory pressure\n  {}, rung \"{}\"; {} steps up and {} down the "
+      "ladder\n  {} given back and {} taken again in {} updates, the longest "
+      "{}\n",
+      PressureLevelName(ladder.level), PressureRungName(ladder.rung),
+      FormatCount(ladder.climbs), FormatCount(ladder.descents),
+      FormatBytes(ladder.released_bytes), FormatBytes(ladder.regained_bytes),
+      FormatCount(stats.updates),
+      FormatSeconds(static_cast<double>(stats.longest_update_ns) * 1e-9));
+  if (!ladder.cause.empty()) text += "  last cause: " + ladder.cause + "\n";
+  return text;
+}
+
+Json PressureToJson(const ReplayResult& r) {
+  if (!r.pressure) return nullptr;
+  const ServingPressureStats& stats = *r.pressure;
+  const PressureStats& ladder = stats.ladder;
+  return {{"level", PressureLevelName(ladder.level)},
+          {"rung", PressureRungName(ladder.rung)},
+          {"climbs", ladder.climbs},
+          {"descents", ladder.descents},
+          {"released_bytes", ladder.released_bytes},
+          {"regained_bytes", ladder.regained_bytes},
+          {"cause", ladder.cause},
+          {"updates", stats.updates},
+          {"longest_update_seconds",
+           static_cast<double>(stats.longest_update_ns) * 1e-9},
+          {"refused", r.scheduler.refused}};
 }
 
 Json SetUpToJson(const ReplayOptions& options, const Workload& workload,
@@ -238,12 +274,12 @@ std::string ReplayText(const ReplayOptions& options, const Workload& workload,
       "{}\nServed\n{}\n"
       "Throughput: {} prefill tokens/s, {} decode tokens/s, {:.2f} requests/s\n"
       "Attention:  {:.1f} GB/s of K/V read, {:.1f} GFLOP/s\n\n"
-      "Latency\n{}\nTime\n{}\nVerification\n{}",
+      "Latency\n{}\nTime\n{}{}\nVerification\n{}",
       SetUpText(options, workload, result), BatchText(result),
       FormatCount(static_cast<int64_t>(rates.prefill_tokens)),
       FormatCount(static_cast<int64_t>(rates.decode_tokens)), rates.requests,
       rates.gb, rates.gflop, LatencyText(result), TimeText(result),
-      VerifyText(options, result));
+      PressureText(result), VerifyText(options, result));
 }
 
 Json ReplayJson(const ReplayOptions& options, const Workload& workload,
@@ -269,9 +305,11 @@ Json ReplayJson(const ReplayOptions& options, const Workload& workload,
             {"write_kv", s.write_kv},
             {"schedule", s.schedule},
             {"plan", s.plan},
+            {"resize", s.resize},
             {"idle", s.idle},
             {"generate", s.generate},
             {"verify", s.verify}}},
+          {"pressure", PressureToJson(r)},
           {"verification",
            {{"share", options.verify_share},
             {"rows", r.verify.rows},
