@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -99,6 +100,19 @@ int Mlock(const void* address, size_t size) noexcept {
 
 int Munlock(const void* address, size_t size) noexcept {
   return Fails() ? -1 : munlock(address, size);
+}
+
+int Mbind(void* address, size_t size, int mode, const unsigned long* nodes,
+          unsigned long num_bits) noexcept {
+  if (Fails()) return -1;
+  return static_cast<int>(
+      syscall(SYS_mbind, address, size, mode, nodes, num_bits, 0U));
+}
+
+int QueryPages(size_t count, void** pages, int* nodes) noexcept {
+  if (Fails()) return -1;
+  return static_cast<int>(
+      syscall(SYS_move_pages, 0, count, pages, nullptr, nodes, 0));
 }
 
 int MemfdCreate(const char* name, unsigned int flags) noexcept {

@@ -52,6 +52,11 @@ int Mprotect(void* address, size_t size, int protection) noexcept;
 int Madvise(void* address, size_t size, int advice) noexcept;
 int Mlock(const void* address, size_t size) noexcept;
 int Munlock(const void* address, size_t size) noexcept;
+// The C library has no wrapper for these two: mbind(2), move_pages(2) of this
+// process.
+int Mbind(void* address, size_t size, int mode, const unsigned long* nodes,
+          unsigned long num_bits) noexcept;
+int QueryPages(size_t count, void** pages, int* nodes) noexcept;
 
 int MemfdCreate(const char* name, unsigned int flags) noexcept;
 int Open(const char* path, int flags, mode_t mode = 0) noexcept;

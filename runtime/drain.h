@@ -33,6 +33,7 @@ struct Drainer {
   int sharers;                 // workers that may take part
   const char* name = nullptr;  // of the graph's node, for messages
   std::span<std::byte> scratch = {};
+  const int* nearest = nullptr;  // [nodes], see Placement
 };
 
 // "the body of threadgroup 3 threw: ..." becomes the launch's result.
@@ -62,14 +63,18 @@ bool RunClaim(const Drainer& drainer, IndexRange claim,
   return false;
 }
 
-// Empties one range; false once the launch is cancelled.
-template <typename Body>
+// Empties one range, or with `kSteals` takes of another node's what is worth
+// it; false once the launch is cancelled.
+template <bool kSteals = false, typename Body>
 bool DrainRange(const Drainer& drainer, SharedRange* range,
                 const Body& body) noexcept {
   using Clock = LaunchState::Clock;
   int64_t grain = 1;
   Clock::time_point before = Clock::now();
   while (true) {
+    if constexpr (kSteals) {
+      if (!range->IsWorthStealing()) return true;
+    }
     const IndexRange claim = range->Claim(grain, drainer.sharers);
     if (claim.begin == claim.end) return true;
     drainer.state->CheckDeadline(before);
@@ -84,10 +89,15 @@ bool DrainRange(const Drainer& drainer, SharedRange* range,
 template <typename Body>
 bool DrainGrid(const Drainer& drainer, const Body& body) noexcept {
   const int num_ranges = drainer.grid->num_ranges();
-  const int own = num_ranges > 1 ? drainer.node : 0;
-  for (int i = 0; i < num_ranges; ++i) {
-    SharedRange* const range = drainer.grid->range((own + i) % num_ranges);
-    if (!DrainRange(drainer, range, body)) return false;
+  if (num_ranges == 1) return DrainRange(drainer, drainer.grid->range(0), body);
+  SharedRange* const own = drainer.grid->range(drainer.node);
+  own->EnterHome();
+  const bool is_drained = DrainRange(drainer, own, body);
+  own->LeaveHome();
+  if (!is_drained) return false;
+  for (int i = 1; i < num_ranges; ++i) {
+    SharedRange* const other = drainer.grid->range(drainer.nearest[i]);
+    if (!DrainRange<true>(drainer, other, body)) return false;
   }
   return true;
 }

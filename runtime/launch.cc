@@ -250,6 +250,8 @@ void LaunchEngine::TakePart(LaunchState* state, int worker,
       // One that is alone claims all at once, unless it has a clock to watch.
       .sharers = state->participants + (state->has_deadline() ? 1 : 0),
   };
+  drainer.nearest =
+      placement_.nearest[static_cast<size_t>(drainer.node)].data();
   if (state->graph != nullptr) {
     state->graph->TakePart(drainer, is_caller);
   } else {

@@ -34,6 +34,26 @@ void LaunchBoard::Put(LaunchState* state) noexcept {
   unused_ = state;
 }
 
+int LaunchBoard::HandOut(int left, SharedGrid* grid,
+                         std::vector<int>* num_tasks) const noexcept {
+  const auto most = [&](size_t node) {
+    const int64_t threads = num_threads_[node];
+    return grid == nullptr
+               ? threads
+               : std::min(threads, grid->range(static_cast<int>(node))->left());
+  };
+  for (bool is_done = false; left > 0 && !is_done;) {
+    is_done = true;
+    for (size_t node = 0; node < num_threads_.size() && left > 0; ++node) {
+      if ((*num_tasks)[node] >= most(node)) continue;
+      is_done = false;
+      --left;
+      ++(*num_tasks)[node];
+    }
+  }
+  return left;
+}
+
 void LaunchBoard::Open(LaunchState* state, LaunchEngine* engine,
                        int joins) noexcept {
   const std::lock_guard lock(mutex_);
@@ -48,19 +68,16 @@ void LaunchBoard::Open(LaunchState* state, LaunchEngine* engine,
     newest_ = state;
   }
 
-  // Round robin over the nodes, no node more than it has threads. Tasks that
-  // are under way will find this launch too.
+  // Tasks that are under way will find this launch too.
   std::vector<int>& num_tasks = state->num_tasks;
   std::fill(num_tasks.begin(), num_tasks.end(), 0);
-  for (int round = 0, left = joins; left > 0; ++round) {
-    const int left_before = left;
-    for (size_t node = 0; node < num_threads_.size() && left > 0; ++node) {
-      if (round >= num_threads_[node]) continue;
-      --left;
-      ++num_tasks[node];
-    }
-    if (left == left_before) break;
+  int left = joins;
+  // First those who have work of their own in a grid that is cut by node; a
+  // graph's grids are not known yet.
+  if (state->graph == nullptr && state->grid.num_ranges() > 1) {
+    left = HandOut(left, &state->grid, &num_tasks);
   }
+  (void)HandOut(left, nullptr, &num_tasks);
   for (size_t node = 0; node < num_threads_.size(); ++node) {
     int& wanted = num_tasks[node];
     wanted = std::max(wanted - num_tasks_[node], 0);

@@ -47,6 +47,11 @@ class LaunchBoard {
   LaunchState* Join(LaunchEngine** engine) noexcept;
 
  private:
+  // Gives `left` joins to the nodes, one a node in turn, no node more than it
+  // has threads, nor with a grid more than it has threadgroups. Returns those
+  // nobody took.
+  int HandOut(int left, SharedGrid* grid,
+              std::vector<int>* num_tasks) const noexcept;
   void Unlist(LaunchState* state) noexcept;
 
   const std::vector<int> num_threads_;  // [nodes]

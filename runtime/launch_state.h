@@ -41,9 +41,30 @@ class alignas(64) SharedRange {
   // less than the range's length in all.
   IndexRange Claim(int64_t grain, int participants) noexcept;
 
+  // Around the drain of a worker whose node's range this is. It then runs what
+  // is left when thieves keep away.
+  void EnterHome() noexcept {
+    num_home_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void LeaveHome() noexcept {
+    num_home_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  int64_t left() const noexcept {
+    return end_ - next_.load(std::memory_order_relaxed);
+  }
+  // Whether a worker of another node should claim here: Grid says when. A
+  // counter read too late costs time at most: whoever is at home leaves only
+  // once everything is claimed, or the launch is cancelled.
+  bool IsWorthStealing() const noexcept {
+    const int64_t home = num_home_.load(std::memory_order_relaxed);
+    const int64_t unclaimed = left();
+    return unclaimed > 0 && unclaimed >= home;
+  }
+
  private:
   std::atomic<int64_t> next_ = 0;
   int64_t end_ = 0;
+  std::atomic<int> num_home_ = 0;
 };
 
 // A grid's ranges, one a NUMA node or one for all.

@@ -4,10 +4,12 @@
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -34,6 +36,9 @@ namespace {
 
 constexpr int kReservedFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 constexpr int kHugeTlb2MiB = MAP_HUGETLB | (21 << MAP_HUGE_SHIFT);
+
+// Linux builds have 1024 nodes at most.
+constexpr int kMaxNodes = 1024;
 
 std::string ErrnoText(int error) {
   return std::generic_category().message(error);
@@ -278,6 +283,51 @@ Status DecommitFileMemory(std::byte* data, int64_t bytes, int fd,
     return SystemError("giving back the file's", bytes, errno, "");
   }
   return DecommitMemory(data, bytes);
+}
+
+int PreferNode(std::byte* data, int64_t bytes, int os_node) noexcept {
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::array<unsigned long, kMaxNodes / kBits> mask = {};
+  if (os_node < 0 || os_node >= kMaxNodes) return EINVAL;
+  const auto bit = static_cast<size_t>(os_node);
+  mask[bit / kBits] = 1UL << (bit % kBits);
+  // One more than there are: the kernel takes the last one off.
+  return os::Mbind(data, static_cast<size_t>(bytes), MPOL_PREFERRED,
+                   mask.data(), kMaxNodes + 1) == 0
+             ? 0
+             : errno;
+}
+
+PagePlacement QueryPlacement(const std::byte* data, int64_t bytes,
+                             int os_node) noexcept {
+  constexpr size_t kBatch = 512;
+  std::array<void*, kBatch> pages = {};
+  std::array<int, kBatch> nodes = {};
+  const int64_t page = BasePageBytes();
+  PagePlacement placement;
+  for (int64_t at = 0; at < bytes;) {
+    size_t count = 0;
+    for (; count < kBatch && at < bytes; ++count, at += page) {
+      pages[count] = const_cast<std::byte*>(data + at);
+    }
+    if (os::QueryPages(count, pages.data(), nodes.data()) != 0) {
+      if (placement.error == 0) placement.error = errno;
+      placement.unknown += static_cast<int64_t>(count) * page;
+      continue;
+    }
+    for (size_t i = 0; i < count; ++i) {
+      // EFAULT: the zero page, or nothing is mapped there.
+      const bool is_absent = nodes[i] == -ENOENT || nodes[i] == -EFAULT;
+      const bool is_there =
+          nodes[i] >= 0 && (os_node < 0 || nodes[i] == os_node);
+      int64_t& bytes_there = is_there        ? placement.on_node
+                             : nodes[i] >= 0 ? placement.elsewhere
+                             : is_absent     ? placement.absent
+                                             : placement.unknown;
+      bytes_there += page;
+    }
+  }
+  return placement;
 }
 
 int LockMemory(std::byte* data, int64_t bytes) noexcept {

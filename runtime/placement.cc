@@ -79,6 +79,22 @@ int PuOf(const NodePus& node, int64_t i) {
   return node.pus[static_cast<size_t>(index)];
 }
 
+// Of `num_nodes` arenas; node n is topology.nodes[n].
+std::vector<std::vector<int>> OrderByDistance(const Topology& topology,
+                                              int num_nodes) {
+  std::vector<std::vector<int>> nearest;
+  for (int own = 0; own < num_nodes; ++own) {
+    std::vector<int>& order = nearest.emplace_back();
+    for (int i = 0; i < num_nodes; ++i) order.push_back((own + i) % num_nodes);
+    if (topology.distances.empty()) continue;
+    const int* const row = topology.distances.data() +
+                           static_cast<size_t>(own) * topology.nodes.size();
+    std::stable_sort(order.begin() + 1, order.end(),
+                     [row](int a, int b) { return row[a] < row[b]; });
+  }
+  return nearest;
+}
+
 }  // namespace
 
 Result<Placement> PlaceWorkers(const Topology& topology,
@@ -110,6 +126,7 @@ Result<Placement> PlaceWorkers(const Topology& topology,
     placement.first_worker.push_back(placement.num_workers());
     placement.pus_of_node.push_back(std::move(node.pus));
   }
+  placement.nearest = OrderByDistance(topology, placement.num_nodes());
   return placement;
 }
 

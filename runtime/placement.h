@@ -21,6 +21,9 @@ struct Placement {
   std::vector<int> pu_of_worker;  // [workers], OS index
   std::vector<int> first_worker;  // [nodes + 1]; node n has [n], ... [n + 1]
   std::vector<std::vector<int>> pus_of_node;  // every PU we may use there
+  // [nodes][nodes]: all nodes as one sees them, itself first, nearest next;
+  // those that are equally near in turn, so that not all go to the same.
+  std::vector<std::vector<int>> nearest;
 
   int num_workers() const { return static_cast<int>(pu_of_worker.size()); }
   int num_nodes() const { return static_cast<int>(first_worker.size()) - 1; }

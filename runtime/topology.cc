@@ -14,11 +14,13 @@
 #include <set>
 #include <string>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/strings.h"
+#include "runtime/kernel_nodes.h"
 #include "runtime/page_sizes.h"
 #include "varlane/runtime.h"
 
@@ -96,6 +98,7 @@ class Reader {
   Status Read() {
     VARLANE_RETURN_IF_ERROR(ReadAllowed());
     ReadNodes();
+    ReadDistances();
     ReadCores();
     VARLANE_REQUIRE(!out_->cores.empty(), StatusCode::kUnavailable,
                     "the topology of ", out_->source,
@@ -144,6 +147,40 @@ class Reader {
       Warn("no NUMA node was found: all CPUs are taken as one node");
       out_->nodes.emplace_back();
     }
+    if (out_->is_this_machine) {
+      CompareWithKernelsNodes(kKernelsNodes, count, &out_->warnings);
+    }
+  }
+
+  // In the order of node_objects_; OrderByNode puts them in ours.
+  void ReadDistances() {
+    const size_t count = node_objects_.size();
+    unsigned found = 1;
+    hwloc_distances_s* distances = nullptr;
+    if (count < 2) return;
+    if (hwloc_distances_get_by_type(
+            tree_, HWLOC_OBJ_NUMANODE, &found, &distances,
+            HWLOC_DISTANCES_KIND_MEANS_LATENCY, 0) != 0 ||
+        found == 0) {
+      if (out_->is_this_machine) Warn("the distances of nodes are unknown");
+      return;
+    }
+    if (distances->nbobjs == count) {
+      out_->distances.resize(count * count);
+      for (size_t i = 0; i < count * count; ++i) {
+        const size_t from = IndexOfNode(distances->objs[i / count]);
+        const size_t to = IndexOfNode(distances->objs[i % count]);
+        out_->distances[from * count + to] =
+            static_cast<int>(distances->values[i]);
+      }
+    }
+    hwloc_distances_release(tree_, distances);
+  }
+
+  size_t IndexOfNode(hwloc_obj_t node) const {
+    return static_cast<size_t>(
+        std::find(node_objects_.begin(), node_objects_.end(), node) -
+        node_objects_.begin());
   }
 
   void ReadCores() {
@@ -192,10 +229,52 @@ class Reader {
     out_->cores.push_back(std::move(core));
   }
 
-  // The node a first touch from this core takes memory from: of those that
-  // hold the core, the one with the fewest CPUs and then the lowest index.
-  // (Linux numbers nodes with CPUs before HBM, CXL and GPU memory.)
+  // The node a first touch from this core takes memory from: its own, or where
+  // that has none, the nearest that has.
   int NodeOf(hwloc_obj_t core) {
+    const int own = NodeThatHolds(core);
+    if (node_objects_.empty()) return own;
+    const auto has_memory = [&](int node) {
+      return out_->nodes[static_cast<size_t>(node)].memory_bytes > 0;
+    };
+    if (has_memory(own)) return own;
+    int nearest = -1;
+    for (int node = 0; node < static_cast<int>(out_->nodes.size()); ++node) {
+      if (!has_memory(node)) continue;
+      if (nearest < 0 || KeyOf(own, node, core) < KeyOf(own, nearest, core)) {
+        nearest = node;
+      }
+    }
+    if (nearest < 0) return own;  // a description that tells of no memory
+    if (without_memory_.insert(own).second) {
+      const auto index = [&](int node) {
+        return out_->nodes[static_cast<size_t>(node)].os_index;
+      };
+      Warn(StrCat("node ", index(own), " has no memory: its cores use node ",
+                  index(nearest)));
+    }
+    return nearest;
+  }
+
+  // By which nodes are near to one: distance, then whether they hold the core
+  // at all, then number.
+  std::tuple<int, bool, int> KeyOf(int from, int node, hwloc_obj_t core) const {
+    const auto at = static_cast<size_t>(node);
+    const int distance =
+        out_->distances.empty()
+            ? 0
+            : out_->distances[static_cast<size_t>(from) * out_->nodes.size() +
+                              at];
+    return {
+        distance,
+        hwloc_bitmap_intersects(node_objects_[at]->cpuset, core->cpuset) == 0,
+        out_->nodes[at].os_index};
+  }
+
+  // Of those that hold the core, the one with the fewest CPUs and then the
+  // lowest index. (Linux numbers nodes with CPUs before HBM, CXL and GPU
+  // memory.)
+  int NodeThatHolds(hwloc_obj_t core) {
     int best = -1;
     int best_weight = std::numeric_limits<int>::max();
     for (size_t i = 0; i < node_objects_.size(); ++i) {
@@ -251,6 +330,7 @@ class Reader {
       nodes.push_back(std::move(out_->nodes[static_cast<size_t>(old)]));
     }
     out_->nodes = std::move(nodes);
+    OrderDistances(order);
     for (Core& core : out_->cores) {
       core.node = new_index[static_cast<size_t>(core.node)];
     }
@@ -265,6 +345,19 @@ class Reader {
       }
       if (core.l2 >= 0) {
         out_->l2[static_cast<size_t>(core.l2)].cores.push_back(i);
+      }
+    }
+  }
+
+  void OrderDistances(const std::vector<int>& order) {
+    if (out_->distances.empty()) return;
+    const std::vector<int> before = std::move(out_->distances);
+    out_->distances.clear();
+    for (const int from : order) {
+      for (const int to : order) {
+        out_->distances.push_back(
+            before[static_cast<size_t>(from) * order.size() +
+                   static_cast<size_t>(to)]);
       }
     }
   }
@@ -302,6 +395,7 @@ class Reader {
   std::map<unsigned, int> packages_;       // logical index -> ours
   std::map<unsigned, int> l3_;
   std::map<unsigned, int> l2_;
+  std::set<int> without_memory_;  // nodes with cores; warned of
   int num_homeless_ = 0;
 };
 

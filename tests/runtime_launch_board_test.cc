@@ -74,5 +74,27 @@ TEST(LaunchBoardTest, SendsForNoMoreTasksThanThreadsAndCountsThoseUnderWay) {
   board.Put(second);
 }
 
+TEST(LaunchBoardTest, SendsForThoseWhoHaveWorkFirst) {
+  LaunchBoard board({1, 2, 2, 2});
+  const auto tasks = [&](const std::vector<int64_t>& begin, int joins) {
+    LaunchState* const state = board.Take();
+    state->grid.Reset({begin.back(), begin});
+    board.Open(state, nullptr, joins);
+    const Tasks sent = state->num_tasks;
+    board.Close(state);
+    for (size_t node = 0; node < sent.size(); ++node) {
+      for (int i = 0; i < sent[node]; ++i) {
+        board.TaskStarted(static_cast<int>(node));
+      }
+    }
+    board.Put(state);
+    return sent;
+  };
+  EXPECT_EQ(tasks({0, 0, 0, 9, 9}, 2), (Tasks{0, 0, 2, 0}));
+  EXPECT_EQ(tasks({0, 0, 1, 1, 9}, 3), (Tasks{0, 1, 0, 2}));
+  EXPECT_EQ(tasks({0, 0, 0, 9, 9}, 4), (Tasks{1, 1, 2, 0})) << "then others";
+  EXPECT_EQ(tasks({0, 0, 0, 9, 9}, 99), (Tasks{1, 2, 2, 2}));
+}
+
 }  // namespace
 }  // namespace varlane

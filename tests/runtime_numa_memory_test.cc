@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/os_calls.h"
 #include "tests/testing/testing.h"
 
 namespace varlane {
@@ -220,6 +221,63 @@ TEST(NumaMemoryTest, RefusalsNameTheValue) {
             StatusCode::kInvalidArgument);
   EXPECT_EQ(DecommitMemory(nullptr, 4096).code(), StatusCode::kInvalidArgument);
   ReleaseAddressSpace(nullptr, 4096);
+}
+
+// --- placement ---------------------------------------------------------------
+
+// Whether the kernel answers at all: containers may forbid it to.
+bool CanQueryPages() {
+  int value = 0;
+  void* page = &value;
+  int node = -1;
+  return os::QueryPages(1, &page, &node) == 0 && node >= 0;
+}
+
+TEST(NumaMemoryTest, PagesAreCountedWhereTheyAre) {
+  if (!CanQueryPages()) GTEST_SKIP() << "move_pages is refused here";
+  // More than one question's worth, and no multiple of it.
+  const int64_t page = BasePageBytes();
+  const int64_t bytes = 1300 * page;
+  const Reservation space(bytes, kHugePageBytes);
+  VARLANE_ASSERT_OK(CommitMemory(space.data(), bytes, HugePages::kOff));
+  PagePlacement found = QueryPlacement(space.data(), bytes, -1);
+  EXPECT_EQ(found.absent, bytes) << "nothing was touched";
+  VARLANE_ASSERT_OK(PopulateMemory(space.data(), 700 * page));
+  found = QueryPlacement(space.data(), bytes, -1);
+  EXPECT_EQ(found.on_node, 700 * page);
+  EXPECT_EQ(found.absent, 600 * page);
+  EXPECT_EQ(found.elsewhere + found.unknown + found.error, 0);
+  found = QueryPlacement(space.data(), bytes, 1000);
+  EXPECT_EQ(found.elsewhere, 700 * page) << "no page is on node 1000";
+  EXPECT_EQ(found.on_node, 0);
+}
+
+TEST(NumaMemoryTest, ARefusedQueryLeavesPagesUnknown) {
+  const int64_t page = BasePageBytes();
+  const Reservation space(600 * page, kHugePageBytes);
+  VARLANE_ASSERT_OK(CommitMemory(space.data(), 600 * page, HugePages::kOff));
+  VARLANE_ASSERT_OK(PopulateMemory(space.data(), 600 * page));
+  for (const int error : {EPERM, ENOSYS}) {
+    OsFaults::FailAfter(0, error);  // the first of two questions
+    const PagePlacement found = QueryPlacement(space.data(), 600 * page, -1);
+    OsFaults::Disarm();
+    EXPECT_EQ(found.error, error);
+    EXPECT_EQ(found.unknown, 512 * page + (CanQueryPages() ? 0 : 88 * page));
+  }
+}
+
+TEST(NumaMemoryTest, PreferringANodeSaysWhatTheKernelSaid) {
+  const Reservation space(kMiB, kHugePageBytes);
+  VARLANE_ASSERT_OK(CommitMemory(space.data(), kMiB, HugePages::kOff));
+  OsFaults::FailAfter(0, EPERM);
+  EXPECT_EQ(PreferNode(space.data(), kMiB, 0), EPERM);
+  OsFaults::Disarm();
+  EXPECT_EQ(PreferNode(space.data(), kMiB, -1), EINVAL);
+  EXPECT_EQ(PreferNode(space.data(), kMiB, 100000), EINVAL);
+  const int error = PreferNode(space.data(), kMiB, 0);
+  EXPECT_TRUE(error == 0 || error == EPERM || error == ENOSYS) << error;
+  VARLANE_EXPECT_OK(PopulateMemory(space.data(), kMiB));
+  EXPECT_EQ(ResidentBytes(space.data(), kMiB), kMiB);
 }
 
 }  // namespace

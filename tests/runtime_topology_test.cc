@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/kernel_nodes.h"
 #include "runtime/placement.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
@@ -27,6 +28,13 @@ Result<Topology> Describe(const std::string& text) {
   RuntimeOptions options;
   options.topology = text;
   return Topology::Detect(options);
+}
+
+bool Warns(const Topology& topology, const std::string& text) {
+  return std::any_of(topology.warnings.begin(), topology.warnings.end(),
+                     [&](const std::string& warning) {
+                       return warning.find(text) != std::string::npos;
+                     });
 }
 
 // What every topology promises, whatever it describes.
@@ -232,12 +240,18 @@ TEST(TopologyTest, XmlWithACpusetShowsOnlyWhatIsAllowed) {
   EXPECT_EQ(topology->cores[0].pus, (std::vector<int>{0}));
   EXPECT_EQ(topology->cores[1].pus, (std::vector<int>{2, 3}));
   EXPECT_EQ(topology->cores[2].pus, (std::vector<int>{4, 5}));
+  // Node 1 has no memory: its core takes it from node 2, which holds the core
+  // too, and so comes before it.
   ASSERT_EQ(topology->nodes.size(), 3u);
   EXPECT_EQ(topology->nodes[0].memory_bytes, 1073741824);
-  EXPECT_EQ(topology->nodes[1].memory_bytes, 0) << "a node without memory";
+  EXPECT_EQ(topology->nodes[1].os_index, 2);
+  EXPECT_EQ(topology->nodes[1].memory_bytes, 4096);
   EXPECT_EQ(topology->nodes[1].cores, (std::vector<int>{2}));
-  EXPECT_EQ(topology->nodes[2].os_index, 2);
-  EXPECT_TRUE(topology->nodes[2].cores.empty()) << "a node without CPUs";
+  EXPECT_EQ(topology->nodes[2].os_index, 1);
+  EXPECT_EQ(topology->nodes[2].memory_bytes, 0);
+  EXPECT_TRUE(topology->nodes[2].cores.empty());
+  EXPECT_TRUE(Warns(*topology, "node 1 has no memory: its cores use node 2"));
+  EXPECT_TRUE(topology->distances.empty()) << "the file tells none";
 
   RuntimeOptions options;
   options.topology = file.path();
@@ -246,6 +260,81 @@ TEST(TopologyTest, XmlWithACpusetShowsOnlyWhatIsAllowed) {
   EXPECT_EQ((*runtime)->num_workers(), 3);
   EXPECT_EQ((*runtime)->num_nodes(), 2);
   EXPECT_EQ((*runtime)->PuOfWorker(0), -1) << "not our machine: not pinned";
+}
+
+std::string With(std::string xml, const std::string& from,
+                 const std::string& to) {
+  const size_t at = xml.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return xml.replace(at, from.size(), to);
+}
+
+TEST(TopologyTest, ANodeWithoutCpusComesLast) {
+  const TemporaryFile file(
+      With(kRestrictedXml, "local_memory=\"0\"", "local_memory=\"8192\""));
+  Result<Topology> topology = Describe(file.path());
+  VARLANE_ASSERT_OK(topology);
+  ExpectConsistent(*topology);
+  ASSERT_EQ(topology->nodes.size(), 3u);
+  EXPECT_EQ(topology->nodes[1].os_index, 1);
+  EXPECT_EQ(topology->nodes[1].memory_bytes, 8192);
+  EXPECT_EQ(topology->nodes[1].cores, (std::vector<int>{2}));
+  EXPECT_EQ(topology->nodes[2].os_index, 2);
+  EXPECT_TRUE(topology->nodes[2].cores.empty());
+  EXPECT_FALSE(Warns(*topology, "has no memory"));
+}
+
+// As hwloc writes them: rows and columns by the nodes' numbers.
+constexpr const char* kDistancesXml =
+    R"(<distances2 type="NUMANode" nbobjs="3" kind="5" indexing="os">
+<indexes length="6">0 1 2 </indexes>
+<u64values length="27">10 11 30 12 10 21 31 20 10 </u64values>
+</distances2>
+</topology>)";
+
+TEST(TopologyTest, DistancesStandInTheOrderOfNodes) {
+  const std::string xml = With(kRestrictedXml, "</topology>", kDistancesXml);
+  const TemporaryFile file(xml);
+  Result<Topology> topology = Describe(file.path());
+  VARLANE_ASSERT_OK(topology);
+  // Node 1 has no memory, and node 0 is nearer to it than node 2 is.
+  ASSERT_EQ(topology->nodes.size(), 3u);
+  EXPECT_EQ(topology->nodes[0].cores, (std::vector<int>{0, 1, 2}));
+  EXPECT_TRUE(Warns(*topology, "node 1 has no memory: its cores use node 0"));
+  EXPECT_EQ(topology->distances,
+            (std::vector<int>{10, 11, 30, 12, 10, 21, 31, 20, 10}));
+  // With memory everywhere, but only node 1's core allowed, it comes first.
+  const TemporaryFile other(
+      With(With(xml, "local_memory=\"0\"", "local_memory=\"1\""),
+           "allowed_cpuset=\"0x3d\"", "allowed_cpuset=\"0x30\""));
+  topology = Describe(other.path());
+  VARLANE_ASSERT_OK(topology);
+  ASSERT_EQ(topology->nodes.size(), 3u);
+  EXPECT_EQ(topology->nodes[0].os_index, 1);
+  EXPECT_EQ(topology->distances,
+            (std::vector<int>{10, 12, 21, 11, 10, 30, 20, 31, 10}));
+}
+
+TEST(TopologyTest, NodesThatWereNotFoundAreWarnedOf) {
+  const auto warnings = [](const std::string& text, int num_nodes) {
+    const TemporaryFile file(text);
+    std::vector<std::string> found;
+    CompareWithKernelsNodes(file.path(), num_nodes, &found);
+    return found;
+  };
+  EXPECT_TRUE(warnings("0\n", 1).empty());
+  EXPECT_TRUE(warnings("0-3,8\n", 5).empty());
+  ASSERT_EQ(warnings("0-1\n", 1).size(), 1u);
+  EXPECT_EQ(warnings("0-1\n", 1)[0],
+            "the kernel has 2 NUMA nodes (0-1), but only 1 may be used or were "
+            "found");
+  ASSERT_EQ(warnings("nonsense", 1).size(), 1u);
+  std::vector<std::string> found;
+  CompareWithKernelsNodes("/no/such/file", 1, &found);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0],
+            "the NUMA nodes are not known for sure: /no/such/file cannot be "
+            "read; 1 found otherwise");
 }
 
 TEST(TopologyTest, RefusalsSayWhy) {

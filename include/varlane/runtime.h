@@ -63,7 +63,8 @@ struct Core {
 struct NumaNode {
   int os_index = 0;
   int64_t memory_bytes = 0;  // local memory; 0 = a node without memory
-  std::vector<int> cores;    // indices into Topology::cores; may be empty
+  std::vector<int> cores;    // indices into Topology::cores: those that take
+                             // their memory from here; may be empty
 };
 
 struct Cache {
@@ -88,6 +89,9 @@ struct VARLANE_EXPORT Topology {
   int num_pus_machine = 0;  // hardware threads there are
   std::vector<NumaNode> nodes;
   std::vector<Core> cores;  // in node order
+  // [nodes, nodes]: what memory of node j costs a core of node i, 10 being its
+  // own node's. Empty where the machine does not tell.
+  std::vector<int> distances;
   std::vector<Cache> l3;
   std::vector<Cache> l2;
   std::vector<PageSize> page_sizes;    // base size first
@@ -101,7 +105,11 @@ struct VARLANE_EXPORT Topology {
 
 // A launch's index space: flat, over-provisioned; surplus threadgroups return
 // early. With several NUMA nodes `node_begin` may cut it into one contiguous
-// range a node; each node's workers drain their own range first, then steal.
+// range a node; each node's workers drain their own range first. Then they
+// steal, from the nearest node on, where that wins: from a range that no worker
+// of its own node is at, or that has at least as many unclaimed threadgroups as
+// such workers. (What is left when there are fewer would be begun at home
+// within one threadgroup's time; over remote memory it may take two.)
 struct Grid {
   int64_t num_threadgroups = 0;
   std::span<const int64_t> node_begin = {};  // [nodes + 1] or empty

@@ -1,0 +1,177 @@
+// Who runs what on several nodes: workers at home first, thieves where that
+// wins.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/launch_state.h"
+#include "runtime/placement.h"
+#include "tests/testing/testing.h"
+#include "varlane/runtime.h"
+
+namespace varlane {
+namespace {
+
+std::unique_ptr<Runtime> MakeRuntime(const std::string& topology) {
+  RuntimeOptions options;
+  options.topology = topology;
+  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
+  EXPECT_TRUE(testing::IsOk(runtime));
+  return runtime.ok() ? *std::move(runtime) : nullptr;
+}
+
+// True once `done` is; false when it takes ages, so that a test can fail.
+template <typename Done>
+bool WaitUntil(const Done& done) {
+  const auto give_up =
+      std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > give_up) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+TEST(StealTest, ARangeIsWorthItWhereItsOwnWorkersAreFewerThanWhatIsLeft) {
+  SharedRange range;
+  range.Reset(10, 13);
+  EXPECT_TRUE(range.IsWorthStealing()) << "nobody is at home";
+  range.EnterHome();
+  range.EnterHome();
+  EXPECT_TRUE(range.IsWorthStealing()) << "3 for 2";
+  (void)range.Claim(1, 2);
+  EXPECT_TRUE(range.IsWorthStealing()) << "2 for 2";
+  (void)range.Claim(1, 2);
+  EXPECT_FALSE(range.IsWorthStealing()) << "1 for 2";
+  range.LeaveHome();
+  EXPECT_TRUE(range.IsWorthStealing()) << "1 for 1";
+  (void)range.Claim(1, 2);
+  range.LeaveHome();
+  EXPECT_FALSE(range.IsWorthStealing()) << "nothing is left";
+}
+
+// As many threadgroups on each node as it has workers, and none ends before all
+// have begun: nobody can take two, so each must take one of its own node's.
+TEST(StealTest, WorkersRunTheirOwnNodesThreadgroups) {
+  const auto runtime = MakeRuntime("numa:3 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  ASSERT_EQ(runtime->num_workers(), 6);
+  const std::array<int64_t, 4> begin = {0, 2, 4, 6};
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> begun = 0;
+    std::array<std::atomic<int>, 6> node_of = {};
+    VARLANE_ASSERT_OK(runtime->Launch({6, begin}, [&](const Threadgroup& g) {
+      node_of[static_cast<size_t>(g.index())] = g.node();
+      ++begun;
+      EXPECT_TRUE(WaitUntil([&] { return begun == 6; }));
+    }));
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_EQ(node_of[static_cast<size_t>(i)], i / 2) << "threadgroup " << i;
+    }
+  }
+}
+
+// Node 1's first threadgroup does not end until all others have: its second one
+// is left to whoever comes. With one worker at home and one threadgroup left,
+// that is a thief.
+TEST(StealTest, AnIdleNodeHelpsOneThatIsBusy) {
+  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  const std::array<int64_t, 3> begin = {0, 1, 3};
+  std::atomic<int> begun = 0;
+  std::atomic<int> ended = 0;
+  std::array<std::atomic<int>, 3> node_of = {};
+  VARLANE_ASSERT_OK(runtime->Launch({3, begin}, [&](const Threadgroup& g) {
+    node_of[static_cast<size_t>(g.index())] = g.node();
+    ++begun;
+    // Both workers are inside before either goes on.
+    EXPECT_TRUE(WaitUntil([&] { return begun >= 2; }));
+    EXPECT_TRUE(g.index() != 1 || WaitUntil([&] { return ended == 2; }));
+    ++ended;
+  }));
+  EXPECT_EQ(node_of[0], 0);
+  EXPECT_EQ(node_of[1], 1);
+  EXPECT_EQ(node_of[2], 0) << "not stolen";
+}
+
+// Two workers at home are busy and one threadgroup is left: the thief leaves it
+// to them, although it has nothing else to do.
+TEST(StealTest, TheLastOnesAreLeftToTheirOwnNode) {
+  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  ASSERT_EQ(runtime->num_workers(), 4);
+  const std::array<int64_t, 3> begin = {0, 2, 5};
+  for (int round = 0; round < 10; ++round) {
+    std::atomic<int> begun = 0;
+    std::atomic<int> ended_on_0 = 0;
+    std::array<std::atomic<int>, 5> node_of = {};
+    VARLANE_ASSERT_OK(runtime->Launch({5, begin}, [&](const Threadgroup& g) {
+      node_of[static_cast<size_t>(g.index())] = g.node();
+      ++begun;
+      EXPECT_TRUE(WaitUntil([&] { return begun >= 4; }));
+      if (g.index() >= 2) {
+        // Long after node 0 ran dry.
+        EXPECT_TRUE(WaitUntil([&] { return ended_on_0 == 2; }));
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      } else {
+        ++ended_on_0;
+      }
+    }));
+    for (int i = 0; i < 5; ++i) {
+      EXPECT_EQ(node_of[static_cast<size_t>(i)], i < 2 ? 0 : 1)
+          << "threadgroup " << i;
+    }
+  }
+}
+
+// A node whose workers never come has its range run by others.
+TEST(StealTest, RangesOfAbsentWorkersAreRun) {
+  const auto runtime = MakeRuntime("numa:4 core:1 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  const std::array<int64_t, 5> begin = {0, 0, 0, 0, 9};
+  for (const int most : {1, 2}) {
+    std::atomic<int> runs = 0;
+    VARLANE_ASSERT_OK(runtime->Launch({9, begin},
+                                      [&](const Threadgroup&) { ++runs; },
+                                      {.max_workers = most}));
+    EXPECT_EQ(runs, 9);
+  }
+}
+
+TEST(StealTest, ThievesGoToTheNearestNodeFirst) {
+  Topology topology;
+  for (int i = 0; i < 4; ++i) {
+    topology.nodes.push_back({.os_index = i, .memory_bytes = 1, .cores = {i}});
+    topology.cores.push_back({.node = i, .pus = {i}});
+  }
+  topology.num_pus = 4;
+  using Orders = std::vector<std::vector<int>>;
+  Result<Placement> placement = PlaceWorkers(topology, {});
+  VARLANE_ASSERT_OK(placement);
+  EXPECT_EQ(placement->nearest,
+            (Orders{{0, 1, 2, 3}, {1, 2, 3, 0}, {2, 3, 0, 1}, {3, 0, 1, 2}}));
+  topology.distances = {10, 30, 20, 20, 30, 10, 40, 20,
+                        20, 40, 10, 30, 20, 20, 30, 10};
+  placement = PlaceWorkers(topology, {});
+  VARLANE_ASSERT_OK(placement);
+  EXPECT_EQ(placement->nearest,
+            (Orders{{0, 2, 3, 1}, {1, 3, 0, 2}, {2, 0, 3, 1}, {3, 0, 1, 2}}));
+  RuntimeOptions two;
+  two.num_threads = 2;
+  placement = PlaceWorkers(topology, two);
+  VARLANE_ASSERT_OK(placement);
+  EXPECT_EQ(placement->nearest, (Orders{{0, 1}, {1, 0}}));
+}
+
+}  // namespace
+}  // namespace varlane
