@@ -14,7 +14,6 @@
 #include "base/math.h"
 #include "base/os_calls.h"
 #include "base/strings.h"
-#include "runtime/numa_memory.h"
 
 namespace varlane {
 namespace {
@@ -101,6 +100,21 @@ BlockMemory::Range BlockMemory::SlabRange(int node, int64_t begin,
   const int64_t from = begin * stats_.slab_bytes;
   const int64_t to = std::min(end * stats_.slab_bytes, node_bytes_);
   return {base_ + node * node_bytes_ + from, std::max<int64_t>(0, to - from)};
+}
+
+// One arena may be all of the machine's nodes, and an arena of a described
+// machine is on none of this one's.
+int BlockMemory::SystemNode(int node) const noexcept {
+  const Topology& topology = runtime_->topology();
+  const bool is_placed = topology.is_this_machine &&
+                         topology.nodes.size() > 1 &&
+                         runtime_->options().numa != NumaPolicy::kOff;
+  return is_placed ? topology.nodes[static_cast<size_t>(node)].os_index : -1;
+}
+
+PagePlacement BlockMemory::QueryPages(int node, int64_t bytes) const noexcept {
+  if (!runtime_->topology().is_this_machine) return {.unknown = bytes};
+  return QueryPlacement(base_ + node * node_bytes_, bytes, SystemNode(node));
 }
 
 int64_t BlockMemory::SlabsOf(int64_t num_blocks) const noexcept {
@@ -254,6 +268,10 @@ Status BlockMemory::CommitSlab(int node, int64_t num_blocks) {
   owner.pages[static_cast<size_t>(slab)] = *pages;
   if (*pages != HugePages::kExplicit) {
     VARLANE_RETURN_IF_ERROR(CheckRoom({.touched = bytes}, num_blocks));
+  }
+  if (const int os_node = SystemNode(node); os_node >= 0) {
+    const int error = PreferNode(data, bytes, os_node);
+    if (error != 0) stats_.mempolicy_error = error;
   }
   Status populated;
   VARLANE_RETURN_IF_ERROR(

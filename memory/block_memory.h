@@ -25,6 +25,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/numa_memory.h"
 #include "varlane/kv_pool.h"
 #include "varlane/memory_budget.h"
 #include "varlane/runtime.h"
@@ -51,7 +52,8 @@ struct BlockMemoryStats {
   int64_t huge_page_bytes = 0;             // as of the last commit
   HugePages huge_pages = HugePages::kOff;  // the weakest that any slab got
   int64_t locked_bytes = 0;
-  int lock_error = 0;  // errno of the last mlock that failed
+  int lock_error = 0;       // errno of the last mlock that failed
+  int mempolicy_error = 0;  // errno of the last mbind that failed
 };
 
 // The slab of a pool of `pool_bytes`: about a 64th of it, in [2 MiB, 64 MiB].
@@ -116,6 +118,8 @@ class BlockMemory {
   // Bytes of the slabs that `num_blocks` blocks of one node need.
   int64_t SlabBytesOf(int64_t num_blocks) const noexcept;
   int memory_fd() const noexcept { return fd_; }
+  // Where the first `bytes` of a node's range are. Any thread.
+  PagePlacement QueryPages(int node, int64_t bytes) const noexcept;
   const BlockMemoryStats& stats() const noexcept { return stats_; }
 
  private:
@@ -139,6 +143,8 @@ class BlockMemory {
     int64_t touched = 0;  // RAM and cgroups
   };
 
+  // The system's index of the node whose memory a range is for; -1: of any.
+  int SystemNode(int node) const noexcept;
   // Slabs [begin, end) of a node; its last one may be cut short.
   Range SlabRange(int node, int64_t begin, int64_t end) const noexcept;
   int64_t SlabsOf(int64_t num_blocks) const noexcept;

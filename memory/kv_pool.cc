@@ -143,6 +143,9 @@ int KvPool::num_nodes() const noexcept { return impl_->num_nodes(); }
 KvNodeStats KvPool::node_stats(int node) const {
   return impl_->node_stats(node);
 }
+KvPlacement KvPool::MeasurePlacement(int node) const {
+  return impl_->MeasurePlacement(node);
+}
 int KvPool::memory_fd() const noexcept { return impl_->memory_fd(); }
 int KvPool::NodeOfBlock(BlockId block) const noexcept {
   return impl_->NodeOfBlock(block);

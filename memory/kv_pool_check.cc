@@ -42,6 +42,7 @@ KvPoolStats KvPool::Impl::stats() const {
   stats.huge_pages = memory_stats_.huge_pages;
   stats.locked_bytes = memory_stats_.locked_bytes;
   stats.lock_error = memory_stats_.lock_error;
+  stats.mempolicy_error = memory_stats_.mempolicy_error;
   return stats;
 }
 
@@ -54,6 +55,23 @@ KvNodeStats KvPool::Impl::node_stats(int node) const {
           .cached_blocks = counts.cached,
           .referenced_blocks = counts.referenced(),
           .committed_bytes = published_node_bytes_[static_cast<size_t>(node)]};
+}
+
+KvPlacement KvPool::Impl::MeasurePlacement(int node) const {
+  KvPlacement all;
+  for (int n = std::max(node, 0); n < (node < 0 ? num_nodes() : node + 1);
+       ++n) {
+    if (n >= num_nodes()) break;
+    // What is given back meanwhile is absent.
+    const PagePlacement pages =
+        memory_->QueryPages(n, node_stats(n).committed_bytes);
+    all.local_bytes += pages.on_node;
+    all.remote_bytes += pages.elsewhere;
+    all.absent_bytes += pages.absent;
+    all.unknown_bytes += pages.unknown;
+    if (all.error == 0) all.error = pages.error;
+  }
+  return all;
 }
 
 // Everybody is shut out, so the books must balance exactly.

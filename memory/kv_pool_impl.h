@@ -91,6 +91,7 @@ class KvPool::Impl {
   // kv_pool_check.cc
   KvPoolStats stats() const;
   KvNodeStats node_stats(int node) const;
+  KvPlacement MeasurePlacement(int node) const;
   Status CheckInvariants() const;
 
  private:
@@ -116,6 +117,7 @@ class KvPool::Impl {
   Status ReleaseBlocks(std::span<const BlockId> blocks);
   void FreeOwnerless(std::span<const BlockId> blocks);
   int EmptiestNode() const;
+  int HomeOf(const KvSequence& seq) const;
   void NotePeak();
 
   // resize_mutex_ is held in these.

@@ -143,9 +143,8 @@ bool KvPool::Impl::TakeBlocks(const AppendPlan& plan, KvSequence* seq) {
   const int64_t needed = plan.admission.needed_blocks;
   if (needed == 0) return true;
   if (!seq->tenant->Charge(needed)) return false;
+  const int home = HomeOf(*seq);
   const std::span<BlockId> blocks = seq->table.AddBlocks(needed);
-  const bool has_home = seq->home_node >= 0;
-  const int home = has_home ? seq->home_node : EmptiestNode();
   int64_t spilled = 0;
   bool taken = allocator_.Allocate(blocks, home, &spilled);
   while (!taken && EvictCached(std::max<int64_t>(
@@ -157,7 +156,8 @@ bool KvPool::Impl::TakeBlocks(const AppendPlan& plan, KvSequence* seq) {
     seq->tenant->Refund(needed);
     return false;
   }
-  if (has_home && spilled > 0) spilled_blocks_.Add(spilled);
+  seq->home_node = home;
+  if (spilled > 0) spilled_blocks_.Add(spilled);
   for (const BlockId block : blocks) {
     BlockPoison::Allow(BlockData(block), block_bytes_);
     charged_to_[static_cast<size_t>(block)] = seq->tenant;
@@ -185,13 +185,21 @@ int KvPool::Impl::EmptiestNode() const {
   int emptiest = 0;
   int64_t most = -1;
   for (int node = 0; num_nodes() > 1 && node < num_nodes(); ++node) {
-    const int64_t free = allocator_.counts(node).free;
-    if (free > most) {
-      most = free;
+    // Cached blocks are as good as free ones to whoever is in need.
+    const BlockCounts counts = allocator_.counts(node);
+    const int64_t available = counts.free + counts.cached;
+    if (available > most) {
+      most = available;
       emptiest = node;
     }
   }
   return emptiest;
+}
+
+int KvPool::Impl::HomeOf(const KvSequence& seq) const {
+  if (seq.home_node >= 0) return seq.home_node;
+  const std::span<const BlockId> blocks = seq.table.blocks();
+  return blocks.empty() ? EmptiestNode() : allocator_.NodeOf(blocks.back());
 }
 
 void KvPool::Impl::NotePeak() {

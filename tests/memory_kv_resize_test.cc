@@ -272,6 +272,68 @@ TEST(KvNodesTest, SequencesGetTheirHomesBlocksFirst) {
   EXPECT_TRUE(pool->view().contains(191));
 }
 
+TEST(KvNodesTest, ASequenceStaysAtHomeOnceItHasBlocks) {
+  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  const auto pool =
+      MakePool({.layout = kLayout, .num_blocks = 64}, runtime.get());
+  // Made at once, before any has a block; then each is on the emptier node.
+  const SeqId a = pool->CreateSequence({});
+  const SeqId b = pool->CreateSequence({});
+  VARLANE_ASSERT_OK(pool->Append(a, 16));
+  VARLANE_ASSERT_OK(pool->Append(b, 16 * 10));
+  EXPECT_EQ(pool->NodeOfBlock(Table(*pool, a)[0]), 0);
+  EXPECT_EQ(pool->NodeOfBlock(Table(*pool, b)[0]), 1);
+  // Node 0 has most room, and sequences keep to their own all the same.
+  VARLANE_ASSERT_OK(pool->Append(b, 16 * 5));
+  for (const int32_t block : Table(*pool, b)) {
+    EXPECT_EQ(pool->NodeOfBlock(block), 1);
+  }
+  // A fork has the home of what it shares.
+  const Result<SeqId> fork = pool->Fork(a);
+  VARLANE_ASSERT_OK(fork);
+  VARLANE_ASSERT_OK(pool->Append(*fork, 16 * 20));
+  EXPECT_EQ(pool->node_stats(0).referenced_blocks, 21);
+  EXPECT_EQ(pool->stats().spilled_blocks, 0);
+  // Full: the rest comes from the other node, and is counted.
+  VARLANE_ASSERT_OK(pool->Append(a, 16 * 13));
+  EXPECT_EQ(pool->node_stats(0).free_blocks, 0);
+  EXPECT_EQ(pool->stats().spilled_blocks, 2);
+  VARLANE_EXPECT_OK(pool->CheckInvariants());
+}
+
+TEST(KvNodesTest, PlacementOnADescribedMachineIsUnknown) {
+  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  const auto pool =
+      MakePool({.layout = kLayout, .num_blocks = 64}, runtime.get());
+  const KvPlacement all = pool->MeasurePlacement();
+  EXPECT_EQ(all.unknown_bytes, pool->stats().committed_bytes);
+  EXPECT_EQ(all.local_bytes + all.remote_bytes + all.absent_bytes, 0);
+  EXPECT_EQ(all.error, 0);
+  EXPECT_EQ(pool->MeasurePlacement(1).unknown_bytes,
+            pool->node_stats(1).committed_bytes);
+  EXPECT_EQ(pool->MeasurePlacement(2).unknown_bytes, 0) << "no such node";
+}
+
+TEST(KvNodesTest, PlacementHereIsMeasuredOrSaysWhyNot) {
+  const auto runtime = MakeRuntime("");
+  ASSERT_NE(runtime, nullptr);
+  const auto pool =
+      MakePool({.layout = kLayout, .num_blocks = 64}, runtime.get());
+  const KvPlacement found = pool->MeasurePlacement();
+  EXPECT_EQ(found.local_bytes + found.remote_bytes + found.absent_bytes +
+                found.unknown_bytes,
+            pool->stats().committed_bytes);
+  EXPECT_EQ(found.absent_bytes, 0) << "every slab is touched";
+  EXPECT_EQ(found.unknown_bytes > 0, found.error != 0);
+  OsFaults::FailAfter(0, EPERM, 1000);
+  const KvPlacement refused = pool->MeasurePlacement();
+  OsFaults::Disarm();
+  EXPECT_EQ(refused.error, EPERM);
+  EXPECT_EQ(refused.unknown_bytes, pool->stats().committed_bytes);
+}
+
 TEST(KvNodesTest, ShrinkingMovesToAnotherNodeWhereTheOwnIsFull) {
   const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);

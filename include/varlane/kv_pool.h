@@ -64,7 +64,8 @@ struct KvPoolOptions {
 struct SequenceOptions {
   TenantId tenant = 0;  // whose quota its blocks count against
   int home_node = -1;   // whose memory it gets first (index into
-                        // Topology::nodes); -1 = the emptiest at that moment
+                        // Topology::nodes); -1 = that of its first blocks: of
+                        // those it shares, or else the emptiest node's then
 };
 
 // The answer to "may this sequence grow?": a value, never an exception.
@@ -120,6 +121,19 @@ struct KvPoolStats {
   HugePages huge_pages = HugePages::kOff;  // the kind it gave
   int64_t locked_bytes = 0;                // now: held by mlock
   int lock_error = 0;  // errno of the last mlock that failed; 0 = none
+  // errno of the last mbind that failed; 0 = none, or one node. First touch by
+  // the node's workers places pages in any case: MeasurePlacement tells.
+  int mempolicy_error = 0;
+};
+
+// Where the pages of the pool are, as the kernel tells.
+struct KvPlacement {
+  int64_t local_bytes = 0;    // on the node that their blocks' ids say
+  int64_t remote_bytes = 0;   // on another one
+  int64_t absent_bytes = 0;   // committed, but without a page
+  int64_t unknown_bytes = 0;  // the kernel does not tell, or the topology is
+                              // not this machine's
+  int error = 0;              // errno of its refusal; 0 = none
 };
 
 // One NUMA node's part, now.
@@ -191,6 +205,9 @@ class VARLANE_EXPORT KvPool {
   KvPoolStats stats() const;
   int num_nodes() const noexcept;
   KvNodeStats node_stats(int node) const;  // all 0 for a node there is not
+  // Asks the kernel about every page of a node's blocks, or of all nodes'.
+  // Nothing moves. Cost: 0.1 us a base page.
+  KvPlacement MeasurePlacement(int node = -1) const;
   // NUMA node (index into Topology::nodes) whose memory holds the block; 0 for
   // an id that is no block. Arithmetic: node n's ids are
   // [n * stride, n * stride + its capacity), see KvView.
