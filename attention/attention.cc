@@ -105,13 +105,20 @@ std::string AttentionPlan::ToString() const {
                      plan.num_partitions, " partitions");
       break;
   }
+  std::string homes;
+  for (size_t node = 0; node + 1 < plan.node_begin.size(); ++node) {
+    homes += StrCat(node == 0 ? "homes: " : ", ",
+                    plan.node_begin[node + 1] - plan.node_begin[node],
+                    " threadgroups of node ", node);
+  }
+  if (!homes.empty()) homes += "\n";
   return StrCat("batch: ", plan.num_seqs, " sequences, ", plan.total_q,
                 " query tokens\nheads: ", plan.num_q_heads, " query, ",
                 plan.layout.num_kv_heads, " KV (group ", plan.group,
                 ")\ngrid: ", grid, " = ", plan.grid_size,
                 " threadgroups\nowner: ", OwnerPatternName(plan.owner),
-                "\npartitions: ", plan.spread ? "spread" : "walk",
-                "\nworkspace: ", FormatBytes(workspace_bytes()), "\n");
+                "\npartitions: ", plan.spread ? "spread" : "walk", "\n", homes,
+                "workspace: ", FormatBytes(workspace_bytes()), "\n");
 }
 
 // --- Attention ---------------------------------------------------------------
@@ -157,7 +164,7 @@ Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
                     "no memory for a plan");
   }
   return MakePlan(batch, shape, kv, options, impl_->runtime()->num_workers(),
-                  plan->impl_.get());
+                  plan->impl_.get(), impl_->runtime()->num_nodes());
 }
 
 Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,

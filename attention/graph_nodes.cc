@@ -24,8 +24,7 @@ class RunNode final : public GraphLaunch {
         run_.Begin(table_, bound.plan, with.kv, with.layer, with.tensors));
     report_ = with.report;
     fill_nan_ = with.fill_nan;
-    *grid = {.grid = {run_.num_threadgroups()},
-             .scratch_bytes = run_.scratch_bytes()};
+    *grid = {.grid = run_.grid(), .scratch_bytes = run_.scratch_bytes()};
     return {};
   }
   void Run(const Threadgroup& group) override { run_(group); }

@@ -17,6 +17,10 @@ LaunchReport& operator+=(LaunchReport& to, const LaunchReport& other) noexcept {
   to.merges += other.merges;
   to.kv_bytes += other.kv_bytes;
   to.flops += other.flops;
+  to.home_threadgroups += other.home_threadgroups;
+  to.stolen_threadgroups += other.stolen_threadgroups;
+  to.local_bytes += other.local_bytes;
+  to.remote_bytes += other.remote_bytes;
   to.seconds += other.seconds;
   return to;
 }

@@ -46,10 +46,16 @@ void MakeDescriptors(Impl* plan) {
       }
     }
   }
-  // Heaviest first, so that the launch ends on small ones; ties in a fixed
-  // order, so that a plan is a pure function of its batch.
+  // Heaviest first (of each node's, where the grid is cut by them), so that the
+  // launch ends on small ones; ties in a fixed order, so that a plan is a pure
+  // function of its batch.
+  const int32_t* const homes =
+      plan->batch_index.empty() ? nullptr : plan->homes.data();
   std::sort(plan->descriptors.begin(), plan->descriptors.end(),
-            [](const Impl::Descriptor& a, const Impl::Descriptor& b) {
+            [homes](const Impl::Descriptor& a, const Impl::Descriptor& b) {
+              if (homes != nullptr && homes[a.seq] != homes[b.seq]) {
+                return homes[a.seq] < homes[b.seq];
+              }
               if (a.cost != b.cost) return a.cost > b.cost;
               if (a.seq != b.seq) return a.seq < b.seq;
               if (a.block != b.block) return a.block < b.block;

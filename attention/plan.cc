@@ -7,6 +7,7 @@
 #include <cmath>
 #include <new>
 
+#include "attention/homes.h"
 #include "attention/owner.h"
 #include "base/check.h"
 #include "base/math.h"
@@ -137,15 +138,9 @@ Status ValidateTables(const Batch& batch, const AttentionShape& shape,
                         "] = ", batch.seq_lens[at], " needs ", used,
                         " blocks of ", layout.block_size,
                         ", but block_table_stride = ", stride);
-    const int64_t q_len = batch.cu_seqlens_q[at + 1] - batch.cu_seqlens_q[at];
-    if (q_len == 0) continue;
-    const RowMask mask =
-        MakeRowMask(MaskOf(batch, shape, at), q_len, batch.seq_lens[at]);
-    const int64_t first = mask.low(0) / layout.block_size;
-    const int64_t end =
-        DivCeil<int64_t>(mask.high(q_len - 1), layout.block_size);
+    const BlockRange seen = BlocksInView(batch, shape, layout.block_size, i);
     const int32_t* table = batch.block_tables.data() + i * stride;
-    for (int64_t b = first; b < end; ++b) {
+    for (int64_t b = seen.begin; b < seen.end; ++b) {
       VARLANE_REQUIRE_ARG(table[b] >= 0 && table[b] < kv.num_blocks,
                           "block_tables[", i, "][", b, "] = ", table[b],
                           ", but the pool has ", kv.num_blocks, " blocks");
@@ -250,24 +245,47 @@ void SizeSpread(Impl* plan) {
   plan->arrived_dirty = true;
 }
 
-Status FillPlan(const Batch& batch, const AttentionShape& shape,
-                const PlanOptions& options, int num_workers, Impl* plan) {
+void CopyBatch(const Batch& batch, const AttentionShape& shape, Impl* plan) {
   plan->num_seqs = batch.num_seqs();
   plan->total_q = batch.cu_seqlens_q.back();
-  plan->cu_seqlens_q.assign(batch.cu_seqlens_q.begin(),
-                            batch.cu_seqlens_q.end());
-  plan->seq_lens.assign(batch.seq_lens.begin(), batch.seq_lens.end());
   plan->block_table_stride = batch.block_table_stride;
-  plan->block_tables.assign(
-      batch.block_tables.begin(),
-      batch.block_tables.begin() + plan->num_seqs * batch.block_table_stride);
-
-  plan->num_q_heads = shape.num_q_heads;
-  plan->group = shape.num_q_heads / plan->layout.num_kv_heads;
   plan->masks.clear();
   for (int64_t i = 0; i < plan->num_seqs; ++i) {
-    plan->masks.push_back(MaskOf(batch, shape, static_cast<size_t>(i)));
+    const auto at = static_cast<size_t>(plan->BatchIndex(i));
+    plan->masks.push_back(MaskOf(batch, shape, at));
   }
+  if (plan->batch_index.empty()) {
+    plan->cu_seqlens_q.assign(batch.cu_seqlens_q.begin(),
+                              batch.cu_seqlens_q.end());
+    plan->seq_lens.assign(batch.seq_lens.begin(), batch.seq_lens.end());
+    plan->block_tables.assign(
+        batch.block_tables.begin(),
+        batch.block_tables.begin() + plan->num_seqs * batch.block_table_stride);
+    return;
+  }
+  plan->cu_seqlens_q.assign(1, 0);
+  plan->seq_lens.clear();
+  plan->block_tables.clear();
+  for (const int32_t index : plan->batch_index) {
+    const auto at = static_cast<size_t>(index);
+    const auto row =
+        batch.block_tables.begin() + index * batch.block_table_stride;
+    plan->first_token.push_back(batch.cu_seqlens_q[at]);
+    plan->cu_seqlens_q.push_back(plan->cu_seqlens_q.back() +
+                                 batch.cu_seqlens_q[at + 1] -
+                                 batch.cu_seqlens_q[at]);
+    plan->seq_lens.push_back(batch.seq_lens[at]);
+    plan->block_tables.insert(plan->block_tables.end(), row,
+                              row + batch.block_table_stride);
+  }
+}
+
+Status FillPlan(const Batch& batch, const AttentionShape& shape,
+                const PlanOptions& options, int num_workers, int num_nodes,
+                Impl* plan) {
+  CopyBatch(batch, shape, plan);
+  plan->num_q_heads = shape.num_q_heads;
+  plan->group = shape.num_q_heads / plan->layout.num_kv_heads;
   const double scale = shape.scale == 0
                            ? 1.0 / std::sqrt(double(plan->layout.head_size))
                            : shape.scale;
@@ -286,6 +304,7 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
   plan->spread = ChooseSpread(options.partitions, work, num_workers);
   plan->num_partitions = plan->spread ? work.most_partitions : 1;
   VARLANE_RETURN_IF_ERROR(PrepareOwners(plan));
+  CutByHome(num_nodes, plan);
   if (plan->spread) SizeSpread(plan);
   plan->counters.resize(static_cast<size_t>(num_workers));
   return {};
@@ -311,9 +330,20 @@ Impl::Item AttentionPlan::Impl::Locate(int64_t seq, int64_t block) const {
   return item;
 }
 
+BlockRange BlocksInView(const Batch& batch, const AttentionShape& shape,
+                        int block_size, int64_t seq) {
+  const auto at = static_cast<size_t>(seq);
+  const int64_t q_len = batch.cu_seqlens_q[at + 1] - batch.cu_seqlens_q[at];
+  if (q_len == 0) return {};
+  const RowMask mask =
+      MakeRowMask(MaskOf(batch, shape, at), q_len, batch.seq_lens[at]);
+  return {mask.low(0) / block_size,
+          DivCeil<int64_t>(mask.high(q_len - 1), block_size)};
+}
+
 Status MakePlan(const Batch& batch, const AttentionShape& shape,
                 const KvView& kv, const PlanOptions& options, int num_workers,
-                AttentionPlan::Impl* plan) {
+                AttentionPlan::Impl* plan, int num_nodes) {
   plan->ready = false;
   VARLANE_RETURN_IF_ERROR(ValidateShape(shape, kv.layout));
   VARLANE_RETURN_IF_ERROR(ValidateLengths(batch));
@@ -322,7 +352,9 @@ Status MakePlan(const Batch& batch, const AttentionShape& shape,
   plan->layout = kv.layout;
   plan->kv_generation = kv.generation;
   try {
-    VARLANE_RETURN_IF_ERROR(FillPlan(batch, shape, options, num_workers, plan));
+    FindHomes(batch, shape, kv, options, num_nodes, plan);
+    VARLANE_RETURN_IF_ERROR(
+        FillPlan(batch, shape, options, num_workers, num_nodes, plan));
   } catch (const std::bad_alloc&) {
     return {
         StatusCode::kResourceExhausted,

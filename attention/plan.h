@@ -1,7 +1,7 @@
 // AttentionPlan's inside: a batch, validated, and the grid that serves it.
 //
-// MakePlan is a pure function of (batch, shape, layout, options, workers): it
-// runs nothing and can be tested without running.
+// MakePlan is a pure function of (batch, shape, view, options, workers, nodes):
+// it runs nothing and can be tested without running.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_ATTENTION_PLAN_H_
@@ -27,6 +27,10 @@ struct alignas(64) WorkerCounters {
   int64_t owner_padded = 0;
   int64_t spread_partitions = 0;
   int64_t merges = 0;
+  int64_t home = 0;
+  int64_t stolen = 0;
+  int64_t local_bytes = 0;
+  int64_t remote_bytes = 0;
   int64_t last_owner = 0;  // where its next search starts
 };
 
@@ -43,7 +47,9 @@ struct AttentionPlan::Impl {
   OwnerPattern owner = OwnerPattern::kSearch;
   bool spread = false;
 
-  // The batch. Copied: a plan outlives the step's buffers.
+  // The batch. Copied: a plan outlives the step's buffers. Its sequences stand
+  // in the plan's order, which is the batch's own unless there are homes
+  // (homes.h) to follow.
   int64_t num_seqs = 0;
   int64_t total_q = 0;
   int64_t num_blocks_needed = 0;  // largest block id + 1
@@ -53,6 +59,23 @@ struct AttentionPlan::Impl {
   std::vector<int32_t> block_tables;
   int64_t block_table_stride = 0;
   std::vector<SequenceMask> masks;  // [N]
+
+  // Several NUMA nodes: empty where there is one, or nothing to go by.
+  std::vector<int32_t> homes;        // [N] nodes
+  std::vector<int32_t> batch_index;  // [N]; empty: the plan's order
+  std::vector<int32_t> first_token;  // [N] of the sequence, in q; likewise
+  std::vector<int64_t> node_begin;   // [nodes + 1], for Grid
+  int64_t node_stride = 0;           // block ids a node
+  int num_nodes = 1;                 // of the runtime
+
+  // Of a sequence, in the batch as it came.
+  int64_t BatchIndex(int64_t seq) const {
+    return batch_index.empty() ? seq : batch_index[static_cast<size_t>(seq)];
+  }
+  int64_t FirstToken(int64_t seq) const {
+    return (first_token.empty() ? cu_seqlens_q
+                                : first_token)[static_cast<size_t>(seq)];
+  }
 
   // Query blocks, and the grid over them that the owner pattern makes of them
   // (owner.h).
@@ -124,11 +147,20 @@ struct AttentionPlan::Impl {
   }
 };
 
+// Blocks [begin, end) of sequence `seq` that some row of the step sees.
+// Requires: valid lengths and masks.
+struct BlockRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+BlockRange BlocksInView(const Batch& batch, const AttentionShape& shape,
+                        int block_size, int64_t seq);
+
 // Fills `plan`, reusing its memory. Errors: as Attention::Plan; `plan->ready`
 // is then false.
 Status MakePlan(const Batch& batch, const AttentionShape& shape,
                 const KvView& kv, const PlanOptions& options, int num_workers,
-                AttentionPlan::Impl* plan);
+                AttentionPlan::Impl* plan, int num_nodes = 1);
 
 }  // namespace varlane
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <limits>
 
+#include "attention/homes.h"
 #include "attention/owner.h"
 #include "base/check.h"
 #include "base/math.h"
@@ -75,10 +76,30 @@ void FillReport(const Impl& plan, double seconds, LaunchReport* report) {
     report->owner_padded += worker.owner_padded;
     report->spread_partitions += worker.spread_partitions;
     report->merges += worker.merges;
+    report->home_threadgroups += worker.home;
+    report->stolen_threadgroups += worker.stolen;
+    report->local_bytes += worker.local_bytes;
+    report->remote_bytes += worker.remote_bytes;
+  }
+  if (plan.num_nodes == 1) {
+    report->home_threadgroups = plan.grid_size - report->surplus_threadgroups;
+    report->local_bytes = plan.kv_bytes;
   }
   report->kv_bytes = plan.kv_bytes;
   report->flops = plan.flops;
   report->seconds = seconds;
+}
+
+// The keys that some row of a threadgroup sees; none where low >= high.
+struct KeyRange {
+  int64_t low;
+  int64_t high;
+};
+KeyRange KeysOf(const Assignment& work) {
+  const RowMask& mask = work.item.mask;
+  return {std::max(mask.low(0), work.partition_begin * kPartition),
+          std::min(mask.high(work.item.num_tokens - 1),
+                   work.partition_end * kPartition)};
 }
 
 // Sets `count` elements of either width.
@@ -162,6 +183,11 @@ void PlanRun::Attend(const Threadgroup& tg) const {
     return;
   }
   if constexpr (kTraced) Annotate(tg, work);
+  if (!plan_->homes.empty()) {
+    const KeyRange keys = KeysOf(work);
+    CountLocality(*plan_, tg.node(), work.item.seq, keys.low, keys.high,
+                  &count);
+  }
   if (!work.is_whole()) {
     RunPartition(tg, work, count);
     return;
@@ -177,13 +203,10 @@ template void PlanRun::Attend<false>(const Threadgroup& tg) const;
 template void PlanRun::Attend<true>(const Threadgroup& tg) const;
 
 void PlanRun::Annotate(const Threadgroup& tg, const Assignment& work) const {
-  const RowMask& mask = work.item.mask;
-  const int64_t low = std::max(mask.low(0), work.partition_begin * kPartition);
-  const int64_t high = std::min(mask.high(work.item.num_tokens - 1),
-                                work.partition_end * kPartition);
+  const auto [low, high] = KeysOf(work);
   const KvLayout& layout = plan_->layout;
   TraceNote note;
-  note.sequence = work.item.seq;
+  note.sequence = plan_->BatchIndex(work.item.seq);
   note.head = work.head;
   note.partition_begin = static_cast<int32_t>(work.partition_begin);
   note.partition_end = static_cast<int32_t>(work.partition_end);
@@ -231,10 +254,9 @@ void PlanRun::AimNext(int64_t index, AttendArgs* args) const {
   WorkerCounters uncounted;
   Assignment next;
   if (!Assign(*plan_, index, uncounted, &next)) return;
-  const RowMask& mask = next.item.mask;
-  args->next_low = std::max(mask.low(0), next.partition_begin * kPartition);
-  args->next_high = std::min(mask.high(next.item.num_tokens - 1),
-                             next.partition_end * kPartition);
+  const KeyRange keys = KeysOf(next);
+  args->next_low = keys.low;
+  args->next_high = keys.high;
   if (args->next_low >= args->next_high) return;
   args->next = PagesOf(next.item, next.head);
 }
@@ -252,7 +274,7 @@ KvPages PlanRun::PagesOf(const Item& item, int head) const {
 }
 
 int64_t PlanRun::TokenOf(const Item& item) const {
-  return plan_->cu_seqlens_q[static_cast<size_t>(item.seq)] + item.first_token;
+  return plan_->FirstToken(item.seq) + item.first_token;
 }
 
 template <typename KernelArgs>
@@ -324,8 +346,7 @@ Status RunPlan(Runtime* runtime, const KernelTable& table, Impl* plan,
   const auto traced = [&run](const Threadgroup& tg) { run.RunTraced(tg); };
   const FunctionRef<void(const Threadgroup&)> traced_body = traced;
   launch.traced_body = &traced_body;
-  const Status status =
-      runtime->Launch(Grid{run.num_threadgroups()}, run, launch);
+  const Status status = runtime->Launch(run.grid(), run, launch);
   run.End(status.ok(), options.fill_nan, options.report);
   return status;
 }

@@ -35,7 +35,7 @@ class PlanRun {
   // not `complete` has no report; with `fill_nan` its output becomes NaN.
   void End(bool complete, bool fill_nan, LaunchReport* report) noexcept;
 
-  int64_t num_threadgroups() const noexcept { return plan_->grid_size; }
+  Grid grid() const noexcept { return {plan_->grid_size, plan_->node_begin}; }
   size_t scratch_bytes() const noexcept;  // per worker
 
   // The body, and the one that also says what its slice of a trace is about.

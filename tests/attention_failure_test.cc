@@ -72,7 +72,7 @@ class FaultyLaunch {
     VARLANE_EXPECT_OK(run.Begin(table_, &plan_, view_, 0, Tensors()));
     options.scratch_bytes = run.scratch_bytes();
     const Status status = runtime_->Launch(
-        {run.num_threadgroups()},
+        run.grid(),
         [&](const Threadgroup& group) {
           if (after) run(group);
           if (group.index() == bad) Fail(fault, &stop, options.deadline);
@@ -162,8 +162,7 @@ class FaultyLaunch::Node final : public GraphLaunch {
     const Status status = run_.Begin(launch_->table_, &launch_->plan_,
                                      launch_->view_, 0, launch_->Tensors());
     if (!status.ok()) return status;
-    *grid = {.grid = {run_.num_threadgroups()},
-             .scratch_bytes = run_.scratch_bytes()};
+    *grid = {.grid = run_.grid(), .scratch_bytes = run_.scratch_bytes()};
     return {};
   }
   void Run(const Threadgroup& group) override {

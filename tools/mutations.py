@@ -48,8 +48,8 @@ MUTATIONS = [
      "mask.window_left < 0 ? RowMask::kAll : mask.window_left",
      "mask.window_right < 0 ? RowMask::kAll : mask.window_right"),
     ("later rows' block ids not validated", PLAN,
-     "DivCeil<int64_t>(mask.high(q_len - 1), layout.block_size)",
-     "DivCeil<int64_t>(mask.high(0), layout.block_size)"),
+     "DivCeil<int64_t>(mask.high(q_len - 1), block_size)",
+     "DivCeil<int64_t>(mask.high(0), block_size)"),
     # --- blocks, tiles, rows ---
     ("neighbouring token groups swapped", WORKSPACE,
      "begin + g * kGroupTokens, first",

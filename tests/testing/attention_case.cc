@@ -223,7 +223,21 @@ void AttentionCase::FillCache(const Fill& k, const Fill& v, Poison poison) {
 }
 
 KvView AttentionCase::view() const {
-  return {cache_.get(), num_blocks_, layout_};
+  KvView view = {cache_.get(), num_blocks_, layout_};
+  if (!node_blocks_.empty()) {
+    view.node_blocks = node_blocks_.data();
+    view.node_stride = node_stride_;
+  }
+  return view;
+}
+
+void AttentionCase::SpreadOverNodes(int num_nodes) {
+  node_stride_ = (num_blocks_ + num_nodes - 1) / num_nodes;
+  node_blocks_ = std::vector<std::atomic<int64_t>>(size_t(num_nodes));
+  for (int node = 0; node < num_nodes; ++node) {
+    node_blocks_[size_t(node)] =
+        std::clamp<int64_t>(num_blocks_ - node * node_stride_, 0, node_stride_);
+  }
 }
 
 Batch AttentionCase::batch() const {

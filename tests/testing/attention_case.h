@@ -6,6 +6,7 @@
 #ifndef VARLANE_TESTS_TESTING_ATTENTION_CASE_H_
 #define VARLANE_TESTS_TESTING_ATTENTION_CASE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -90,6 +91,10 @@ class AttentionCase {
   // Keys that some row of the sequence sees.
   std::pair<int64_t, int64_t> InView(int seq) const;
 
+  // Has view() say that the blocks are those of a pool on `num_nodes` nodes:
+  // each has as many, in the order of their ids.
+  void SpreadOverNodes(int num_nodes);
+
   // Sets the table entries of blocks that no row sees to ids that are not
   // there. Returns how many.
   int HideBlocksOutOfView();
@@ -116,6 +121,8 @@ class AttentionCase {
   std::vector<int32_t> block_tables_;
   int64_t stride_ = 0;
   int64_t num_blocks_ = 0;
+  std::vector<std::atomic<int64_t>> node_blocks_;  // [nodes]; empty: one
+  int64_t node_stride_ = 0;
   std::vector<std::byte> q_;  // [total_q, Hq, D] of q_dtype
   struct AlignedFree {
     void operator()(std::byte* p) const;
