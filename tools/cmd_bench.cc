@@ -76,6 +76,7 @@ void AddBenchCommand(CLI::App* app, Run* run) {
       app->add_subcommand("bench", "Measure against this machine's limits");
   bench->require_subcommand(1);
   bench->footer("Examples:\n  varlane bench kernels --quick");
+  AddBenchNumaCommand(bench, run);
   CLI::App* const command = bench->add_subcommand(
       "kernels", "Attention launches beside read bandwidth and multiply peak");
   command->add_flag("--quick", flags->options.quick,

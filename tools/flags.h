@@ -29,6 +29,7 @@ void AddAttendCommand(CLI::App* app, Run* run);
 void AddReplayCommand(CLI::App* app, Run* run);
 void AddTraceCommand(CLI::App* app, Run* run);
 void AddBenchCommand(CLI::App* app, Run* run);
+void AddBenchNumaCommand(CLI::App* bench, Run* run);  // of `varlane bench`
 
 // Ends with exit code 2 and this sentence.
 [[noreturn]] void ThrowUsage(const std::string& message);

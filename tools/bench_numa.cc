@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tools/bench_numa.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "tools/bench_session.h"
+#include "tools/status_util.h"
+#include "varlane/attention.h"
+#include "varlane/kv_pool.h"
+#include "varlane/memory_budget.h"
+
+namespace varlane::tools {
+namespace {
+
+constexpr int kQueryHeads = 16;
+constexpr int kContext = 2048;
+constexpr int kBlockTokens = 16;
+constexpr int kBlocks = kContext / kBlockTokens;  // of a sequence
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+KvLayout Layout() {
+  KvLayout layout;
+  layout.dtype = DType::kBF16;
+  layout.num_layers = 1;
+  layout.num_kv_heads = 4;
+  layout.head_size = layout.v_head_size = 128;
+  layout.block_size = kBlockTokens;
+  return layout;
+}
+
+int64_t SequenceBytes() { return kBlocks * Layout().block_bytes(); }
+
+// A pool over all nodes with as many sequences at home on each. What they hold
+// does not matter to how long it takes to read.
+class Pool {
+ public:
+  static Result<Pool> Create(Runtime* runtime, int per_node) {
+    Pool made;
+    KvPoolOptions options;
+    options.layout = Layout();
+    options.num_blocks = int64_t{kBlocks} * per_node * runtime->num_nodes();
+    VARLANE_TOOLS_ASSIGN(made.pool_, KvPool::Create(options, runtime));
+    made.tables_.resize(static_cast<size_t>(runtime->num_nodes()));
+    for (int node = 0; node < runtime->num_nodes(); ++node) {
+      for (int i = 0; i < per_node; ++i) {
+        const SeqId seq = made.pool_->CreateSequence({.home_node = node});
+        VARLANE_TOOLS_ASSIGN(const Admission grown,
+                             made.pool_->Append(seq, kContext));
+        if (!grown.admitted()) {
+          return Fail(StatusCode::kInternal, "the pool has too few blocks");
+        }
+        std::vector<int32_t>& table =
+            made.tables_[static_cast<size_t>(node)].emplace_back(kBlocks);
+        VARLANE_TOOLS_TRY(made.pool_->CopyBlockTable(seq, table).status());
+      }
+    }
+    return made;
+  }
+
+  KvPool& pool() const { return *pool_; }
+  int num_nodes() const { return static_cast<int>(tables_.size()); }
+
+  // Block tables of the sequences of `node`; of as many whose blocks are on all
+  // nodes in turn where it is num_nodes(); of all of them where it is -1.
+  std::vector<int32_t> Tables(int node) const {
+    std::vector<int32_t> all;
+    const size_t per_node = tables_[0].size();
+    for (size_t n = 0; n < tables_.size(); ++n) {
+      if (node >= 0 && n != static_cast<size_t>(node)) continue;
+      for (const std::vector<int32_t>& table : tables_[n]) {
+        all.insert(all.end(), table.begin(), table.end());
+      }
+    }
+    if (node < num_nodes()) return all;
+    for (size_t i = 0; i < per_node; ++i) {
+      for (size_t b = 0; b < size_t{kBlocks}; ++b) {
+        all.push_back(tables_[b % tables_.size()][i][b]);
+      }
+    }
+    return all;
+  }
+
+ private:
+  Pool() = default;
+
+  std::unique_ptr<KvPool> pool_;
+  std::vector<std::vector<std::vector<int32_t>>> tables_;  // [nodes][seqs]
+};
+
+// A decode step over some of a pool's sequences.
+class Decode {
+ public:
+  Decode(Attention* attention, KvView kv, std::vector<int32_t> tables)
+      : attention_(attention), kv_(kv), tables_(std::move(tables)) {
+    const size_t num_seqs = tables_.size() / kBlocks;
+    seq_lens_.assign(num_seqs, kContext);
+    for (size_t i = 0; i <= num_seqs; ++i) {
+      cu_seqlens_q_.push_back(static_cast<int32_t>(i));
+    }
+    q_.assign(num_seqs * kQueryHeads * 128, 0.5f);
+    out_.resize(q_.size());
+  }
+
+  Status Plan(bool follow_homes = true) {
+    return attention_->Plan({cu_seqlens_q_, seq_lens_, tables_, kBlocks},
+                            {.num_q_heads = kQueryHeads}, kv_,
+                            {.follow_homes = follow_homes}, &plan_);
+  }
+  // Bytes a second.
+  Result<double> Run() {
+    VARLANE_TOOLS_TRY(attention_->Run(
+        &plan_, kv_, 0, {.q = {q_.data()}, .out = {out_.data()}}, &report_));
+    total_ += report_;
+    return static_cast<double>(report_.kv_bytes) / report_.seconds;
+  }
+  const LaunchReport& total() const { return total_; }
+
+ private:
+  Attention* attention_;
+  KvView kv_;
+  std::vector<int32_t> tables_;
+  std::vector<int32_t> seq_lens_;
+  std::vector<int32_t> cu_seqlens_q_;
+  std::vector<float> q_;
+  std::vector<float> out_;
+  AttentionPlan plan_;
+  LaunchReport report_;
+  LaunchReport total_;
+};
+
+// One engine a node that has only that node's CPUs: a Runtime keeps to those
+// that its maker may run on.
+Result<std::vector<Engine>> EnginesOfNodes(Runtime* runtime,
+                                           RuntimeOptions options) {
+  std::vector<Engine> engines;
+  options.num_threads = 0;
+  for (int node = 0; node < runtime->num_nodes(); ++node) {
+    Result<Engine> made = Status(StatusCode::kInternal, "not made");
+    VARLANE_TOOLS_TRY(
+        runtime->RunOnNode(node, [&] { made = MakeEngine(options); }));
+    VARLANE_TOOLS_TRY(made.status());
+    engines.push_back(*std::move(made));
+  }
+  return engines;
+}
+
+class NumaBench {
+ public:
+  explicit NumaBench(const BenchNumaOptions& options) : options_(options) {}
+
+  Result<BenchNumaResult> Run() {
+    VARLANE_TOOLS_ASSIGN(all_, MakeEngine(options_.runtime));
+    VARLANE_TOOLS_ASSIGN(const int per_node, SequencesOfANode());
+    VARLANE_TOOLS_ASSIGN(Pool pool, Pool::Create(all_.runtime.get(), per_node));
+    pool_.emplace(std::move(pool));
+    result_.machine = Machine(per_node);
+    AddPlacement();
+    VARLANE_TOOLS_TRY(AddHomes());
+    VARLANE_TOOLS_TRY(AddMatrix());
+    VARLANE_TOOLS_TRY(AddScaling());
+    return std::move(result_);
+  }
+
+ private:
+  int num_nodes() const { return all_.runtime->num_nodes(); }
+  SampleBudget Budget() const {
+    return {.seconds = options_.seconds,
+            .min_rounds = options_.quick ? 3 : 7,
+            .retries = !options_.quick};
+  }
+
+  Result<int> SequencesOfANode() const {
+    int64_t bytes = options_.node_bytes;
+    if (bytes == 0) {
+      VARLANE_TOOLS_ASSIGN(const MemoryLimits limits, MemoryLimits::Detect());
+      bytes = std::min((options_.quick ? 64 : 256) * kMiB,
+                       limits.available_bytes / 4 / num_nodes());
+    }
+    return std::max<int>(1, static_cast<int>(bytes / SequenceBytes()));
+  }
+
+  Json Machine(int per_node) const {
+    const Topology& topology = all_.runtime->topology();
+    Json nodes = Json::array();
+    for (const NumaNode& node : topology.nodes) {
+      nodes.push_back({{"os_index", node.os_index},
+                       {"memory_bytes", node.memory_bytes},
+                       {"cores", node.cores.size()}});
+    }
+    return {{"nodes", nodes},
+            {"distances", topology.distances},
+            {"arenas", num_nodes()},
+            {"workers", all_.runtime->num_workers()},
+            {"bytes_a_node", per_node * SequenceBytes()},
+            {"warnings", topology.warnings}};
+  }
+
+  BenchRow& AddRow(std::string name, const char* unit) {
+    BenchRow& row = result_.rows.emplace_back();
+    row.name = std::move(name);
+    row.unit = unit;
+    return row;
+  }
+
+  // What the kernel says of the pool's pages.
+  void AddPlacement() {
+    const KvPlacement found = pool_->pool().MeasurePlacement();
+    BenchRow& row = AddRow("local bytes", "MiB");
+    row.must = 0.99;
+    row.rounds = 1;
+    const int64_t known = found.local_bytes + found.remote_bytes;
+    if (found.unknown_bytes > 0) {
+      row.reason = fmt::format(
+          "unknown: the kernel does not tell where pages are (errno {})",
+          found.error);
+      return;
+    }
+    row.value = static_cast<double>(found.local_bytes) / kMiB;
+    row.limit = static_cast<double>(known) / kMiB;
+    row.ratio = *row.value / *row.limit;
+    Judge(&row);
+    const int error = pool_->pool().stats().mempolicy_error;
+    if (error != 0) {
+      row.detail = fmt::format("mbind refused (errno {}): first touch", error);
+    }
+  }
+
+  // All workers over all sequences: to their homes, or to whoever comes first.
+  Status AddHomes() {
+    constexpr const char* kSpeed = "all nodes, homes followed or not";
+    constexpr const char* kShare =
+        "K/V read on its node, homes followed or not";
+    if (num_nodes() == 1) {
+      AddRow(kSpeed, "GB/s").reason = kOneNode;
+      AddRow(kShare, "share").reason = kOneNode;
+      return {};
+    }
+    const KvView kv = pool_->pool().view();
+    Decode home(all_.attention.get(), kv, pool_->Tables(-1));
+    Decode any(all_.attention.get(), kv, pool_->Tables(-1));
+    VARLANE_TOOLS_TRY(home.Plan());
+    VARLANE_TOOLS_TRY(any.Plan(false));
+    const std::vector<Sampler> samplers = {{[&] { return home.Run(); }},
+                                           {[&] { return any.Run(); }}};
+    VARLANE_TOOLS_ASSIGN(const Samples samples, Interleave(samplers, Budget()));
+    SetRates(samples, 0, 1, &AddRow(kSpeed, "GB/s"));
+    const LaunchReport& with = home.total();
+    const LaunchReport& without = any.total();
+    BenchRow& share = AddRow(kShare, "share");
+    share.value = LocalShare(with);
+    share.limit = LocalShare(without);
+    share.rounds = samples.rounds;
+    share.detail =
+        fmt::format("{} threadgroups at home, {} stolen",
+                    with.home_threadgroups, with.stolen_threadgroups);
+    return {};
+  }
+
+  static double LocalShare(const LaunchReport& report) {
+    const auto all =
+        static_cast<double>(report.local_bytes + report.remote_bytes);
+    return all > 0 ? static_cast<double>(report.local_bytes) / all : 0;
+  }
+
+  // Workers of every node over memory of every node, and of all in turn.
+  Status AddMatrix() {
+    VARLANE_TOOLS_ASSIGN(const std::vector<Engine> engines,
+                         EnginesOfNodes(all_.runtime.get(), options_.runtime));
+    const int columns = num_nodes() == 1 ? 1 : num_nodes() + 1;
+    std::vector<std::unique_ptr<Decode>> steps;
+    std::vector<Sampler> samplers;
+    for (const Engine& engine : engines) {
+      for (int memory = 0; memory < columns; ++memory) {
+        Decode* const step =
+            steps
+                .emplace_back(std::make_unique<Decode>(engine.attention.get(),
+                                                       pool_->pool().view(),
+                                                       pool_->Tables(memory)))
+                .get();
+        VARLANE_TOOLS_TRY(step->Plan());
+        samplers.push_back({[step] { return step->Run(); }});
+      }
+    }
+    VARLANE_TOOLS_ASSIGN(const Samples samples, Interleave(samplers, Budget()));
+    for (int workers = 0; workers < num_nodes(); ++workers) {
+      std::vector<double>& line = result_.matrix.emplace_back();
+      for (int memory = 0; memory < columns; ++memory) {
+        const auto at = static_cast<size_t>(workers * columns + memory);
+        const auto own = static_cast<size_t>(workers * columns + workers);
+        BenchRow& row = AddRow(CellName(workers, memory), "GB/s");
+        SetRates(samples, at, own, &row);
+        line.push_back(Median(samples.of[at]));
+      }
+    }
+    if (num_nodes() > 1) return {};
+    for (const char* what : {"remote", "interleaved"}) {
+      AddRow(fmt::format("workers of node 0, {} memory", what), "GB/s").reason =
+          kOneNode;
+    }
+    return {};
+  }
+
+  std::string CellName(int workers, int memory) const {
+    const auto index = [&](int node) {
+      return all_.runtime->topology().nodes[static_cast<size_t>(node)].os_index;
+    };
+    const std::string of = fmt::format("workers of node {}, ", index(workers));
+    if (memory == num_nodes()) return of + "memory of all in turn";
+    if (memory == workers) return of + "its own memory";
+    return of + fmt::format("memory of node {}", index(memory));
+  }
+
+  // More and more workers over all nodes' sequences.
+  Status AddScaling() {
+    const int most = all_.runtime->num_workers();
+    for (int workers = 1; workers < most; workers *= 2) {
+      result_.workers.push_back(workers);
+    }
+    result_.workers.push_back(most);
+    std::vector<Engine> engines;
+    std::vector<std::unique_ptr<Decode>> steps;
+    std::vector<Sampler> samplers;
+    for (const int workers : result_.workers) {
+      RuntimeOptions options = options_.runtime;
+      options.num_threads = workers;
+      VARLANE_TOOLS_ASSIGN(Engine engine, MakeEngine(options));
+      Decode* const step = steps
+                               .emplace_back(std::make_unique<Decode>(
+                                   engine.attention.get(), pool_->pool().view(),
+                                   pool_->Tables(-1)))
+                               .get();
+      engines.push_back(std::move(engine));
+      VARLANE_TOOLS_TRY(step->Plan());
+      samplers.push_back({[step] { return step->Run(); }});
+    }
+    VARLANE_TOOLS_ASSIGN(const Samples samples, Interleave(samplers, Budget()));
+    for (size_t i = 0; i < samplers.size(); ++i) {
+      const int workers = result_.workers[i];
+      BenchRow& row =
+          AddRow(fmt::format("{} workers over all nodes", workers), "GB/s");
+      SetRates(samples, i, 0, &row);
+      // Of what one worker alone would give so many.
+      row.limit = *row.limit * workers;
+      row.ratio = *row.ratio / workers;
+      result_.scaling.push_back(Median(samples.of[i]));
+    }
+    return {};
+  }
+
+  // Sampler `at` beside sampler `limit`, in GB/s.
+  static void SetRates(const Samples& samples, size_t at, size_t limit,
+                       BenchRow* row) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < samples.of[at].size(); ++i) {
+      ratios.push_back(samples.of[at][i] / samples.of[limit][i]);
+    }
+    row->value = Median(samples.of[at]) * 1e-9;
+    row->limit = Median(samples.of[limit]) * 1e-9;
+    SetRatios(ratios, samples.disturbed, row);
+  }
+
+  static constexpr const char* kOneNode =
+      "one NUMA node: nothing is remote here";
+
+  BenchNumaOptions options_;
+  Engine all_;
+  std::optional<Pool> pool_;  // on all_'s runtime
+  BenchNumaResult result_;
+};
+
+}  // namespace
+
+Result<BenchNumaResult> BenchNuma(const BenchNumaOptions& options) {
+  return NumaBench(options).Run();
+}
+
+}  // namespace varlane::tools
