@@ -3,6 +3,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -17,7 +18,7 @@ constexpr int kBarWidth = 40;
 
 std::string Bar(double value, double most) {
   const double width = most > 0 ? value / most * kBarWidth : 0;
-  return std::string(static_cast<size_t>(width + 0.5), '#');
+  return std::string(static_cast<size_t>(std::lround(width)), '#');
 }
 
 // The number that `varlane info` calls the node.

@@ -15,6 +15,10 @@ packages=(
   libgtest-dev libbenchmark-dev
   libcli11-dev nlohmann-json3-dev libfmt-dev
 )
+# The NUMA tests' virtual machines.
+if [[ $(uname -m) == x86_64 ]]; then
+  packages+=(qemu-system-x86 cpio)
+fi
 if [[ ${1:-} == lint ]]; then
   # clang and its runtime: the fuzz targets are libFuzzer programs.
   packages+=(clang-format clang-tidy clang libclang-rt-dev)
