@@ -48,7 +48,7 @@ Status Validate(const KvPoolOptions& options, const Runtime* runtime) {
 
 }  // namespace
 
-KvPool::Impl::Impl(const KvPoolOptions& options,
+KvPool::Impl::Impl(const KvPoolOptions& options, const PrefixHashKey& key,
                    std::unique_ptr<BlockMemory> memory)
     : options_(options),
       block_bytes_(options.layout.block_bytes()),
@@ -70,6 +70,13 @@ KvPool::Impl::Impl(const KvPoolOptions& options,
     const bool grown = allocator_.Grow(node, share);
     VARLANE_DCHECK(grown);
     (void)grown;
+  }
+  if (options.prefix_cache) {
+    prefixes_ = std::make_unique<PoolPrefixes>(
+        PrefixCacheOptions{.block_size = options.layout.block_size,
+                           .max_blocks = allocator_.max_blocks(),
+                           .key = key},
+        &allocator_);
   }
   PublishMemory();
 }
@@ -113,6 +120,12 @@ int KvPool::Impl::NodeOfBlock(BlockId block) const noexcept {
 Result<std::unique_ptr<KvPool>> KvPool::Create(const KvPoolOptions& options,
                                                Runtime* runtime) try {
   VARLANE_RETURN_IF_ERROR(Validate(options, runtime));
+  PrefixHashKey key = {.k0 = options.prefix_key, .k1 = ~options.prefix_key};
+  if (options.prefix_cache && options.prefix_key == 0) {
+    const Result<PrefixHashKey> random = PrefixHashKey::Random();
+    VARLANE_RETURN_IF_ERROR(random.status());
+    key = *random;
+  }
   const int64_t max_blocks =
       options.max_blocks == 0 ? options.num_blocks : options.max_blocks;
   Result<std::unique_ptr<BlockMemory>> memory =
@@ -126,7 +139,7 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(const KvPoolOptions& options,
   VARLANE_RETURN_IF_ERROR(memory.status());
   VARLANE_RETURN_IF_ERROR((*memory)->Commit(options.num_blocks));
   return std::unique_ptr<KvPool>(
-      new KvPool(std::make_unique<Impl>(options, *std::move(memory))));
+      new KvPool(std::make_unique<Impl>(options, key, *std::move(memory))));
 } catch (const std::bad_alloc&) {
   return NoHeapFor("the pool's bookkeeping");
 }
@@ -195,6 +208,24 @@ Status KvPool::Truncate(SeqId seq, int64_t length) {
   return impl_->Truncate(seq, length);
 }
 Status KvPool::Free(SeqId seq) { return impl_->Free(seq); }
+Result<PrefixMatch> KvPool::MatchPrefix(const SequenceOptions& options,
+                                        std::span<const int32_t> prompt) {
+  return impl_->MatchPrefix(options, prompt);
+}
+Result<PrefixMatch> KvPool::FindPrefix(TenantId tenant,
+                                       std::span<const int32_t> prompt) const {
+  return impl_->FindPrefix(tenant, prompt);
+}
+Status KvPool::CommitTokens(SeqId seq, int64_t begin,
+                            std::span<const int32_t> tokens) {
+  return impl_->CommitTokens(seq, begin, tokens);
+}
+Result<PrefixPin> KvPool::PinPrefix(TenantId tenant,
+                                    std::span<const int32_t> prompt) {
+  return impl_->PinPrefix(tenant, prompt);
+}
+Status KvPool::UnpinPrefix(int64_t pin) { return impl_->UnpinPrefix(pin); }
+PrefixCacheStats KvPool::prefix_stats() const { return impl_->prefix_stats(); }
 Result<int64_t> KvPool::Length(SeqId seq) const { return impl_->Length(seq); }
 Result<int64_t> KvPool::CopyBlockTable(SeqId seq,
                                        std::span<int32_t> out) const {

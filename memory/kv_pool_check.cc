@@ -79,6 +79,9 @@ Status KvPool::Impl::CheckInvariants() const try {
   constexpr auto kInternal = StatusCode::kInternal;
   const SequenceTable::AllLocked all(sequences_);
   VARLANE_RETURN_IF_ERROR(allocator_.CheckInvariants());
+  if (prefixes_ != nullptr) {
+    VARLANE_RETURN_IF_ERROR(prefixes_->CheckInvariants());
+  }
   const int64_t capacity = allocator_.capacity();
   VARLANE_REQUIRE(memory_stats_.committed_bytes >= capacity * block_bytes_,
                   kInternal, memory_stats_.committed_bytes,
@@ -93,6 +96,10 @@ Status KvPool::Impl::CheckInvariants() const try {
       VARLANE_REQUIRE(table.IsConsistent(), kInternal, "seq = ", seq, " has ",
                       table.length(), " tokens in ", table.num_blocks(),
                       " blocks of ", options_.layout.block_size);
+      if (prefixes_ != nullptr) {
+        VARLANE_RETURN_IF_ERROR(
+            prefixes_->CheckSequence(sequence.tokens, table));
+      }
       for (const BlockId block : table.blocks()) {
         VARLANE_REQUIRE(allocator_.IsBlock(block), kInternal, "seq = ", seq,
                         " names block ", block, " of ", capacity);

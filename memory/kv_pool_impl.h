@@ -2,9 +2,9 @@
 // (SequenceTable) and quotas (TenantTable) together.
 //
 // Its members stand by subject: kv_pool.cc (creation, the public face),
-// kv_sequences.cc (what sequences do), kv_resize.cc (capacity, moves),
-// kv_give_back.cc (memory lent to the system), kv_pool_check.cc (statistics,
-// invariants).
+// kv_sequences.cc (what sequences do), kv_prefixes.cc (what they find of each
+// other), kv_resize.cc (capacity, moves), kv_give_back.cc (memory lent to the
+// system), kv_pool_check.cc (statistics, invariants).
 //
 // Locks, in the order in which they are taken:
 //   resize_mutex_      one change of capacity at a time; held while memory is
@@ -39,8 +39,10 @@ namespace varlane {
 
 class KvPool::Impl {
  public:
-  // `memory` has options.num_blocks committed. May throw std::bad_alloc.
-  Impl(const KvPoolOptions& options, std::unique_ptr<BlockMemory> memory);
+  // `memory` has options.num_blocks committed; `key` is the prefix cache's. May
+  // throw std::bad_alloc.
+  Impl(const KvPoolOptions& options, const PrefixHashKey& key,
+       std::unique_ptr<BlockMemory> memory);
   ~Impl();
 
   const KvLayout& layout() const { return options_.layout; }
@@ -88,6 +90,17 @@ class KvPool::Impl {
   }
   std::vector<KvTenant> tenants() const { return tenants_.all(); }
 
+  // kv_prefixes.cc
+  Result<PrefixMatch> FindPrefix(TenantId tenant,
+                                 std::span<const int32_t> prompt) const;
+  Result<PrefixMatch> MatchPrefix(const SequenceOptions& options,
+                                  std::span<const int32_t> prompt);
+  Status CommitTokens(SeqId seq, int64_t begin,
+                      std::span<const int32_t> tokens);
+  Result<PrefixPin> PinPrefix(TenantId tenant, std::span<const int32_t> prompt);
+  Status UnpinPrefix(int64_t pin);
+  PrefixCacheStats prefix_stats() const;
+
   // kv_pool_check.cc
   KvPoolStats stats() const;
   KvNodeStats node_stats(int node) const;
@@ -111,7 +124,13 @@ class KvPool::Impl {
   // The sequence's group is locked in these.
   AppendPlan PlanAppend(const KvSequence& seq, int64_t num_tokens) const;
   bool TakeBlocks(const AppendPlan& plan, KvSequence* seq);
+  bool MakeTailWritable(const AppendPlan& plan, KvSequence* seq);
   void CountRefusal(const AppendPlan& plan, KvSequence* seq);
+  void TakePrefix(std::span<const int32_t> prompt, KvSequence* seq,
+                  PrefixMatch* match);
+  void CopyPrefix(std::span<const int32_t> prompt,
+                  const PoolPrefixes::Taken& taken, KvSequence* seq,
+                  PrefixMatch* match);
   void CopyTail(KvSequence* seq, int64_t entry, BlockId copy);
   // Drops one reference of each, the last one first.
   Status ReleaseBlocks(std::span<const BlockId> blocks);
@@ -177,6 +196,7 @@ class KvPool::Impl {
   SpreadCounter num_sequences_;
   SpreadCounter cow_copies_;
   SpreadCounter evicted_blocks_;
+  SpreadCounter prefix_copies_;
   SpreadCounter spilled_blocks_;
   SpreadCounter quota_refusals_;
   SpreadCounter watermark_refusals_;

@@ -28,8 +28,11 @@ SeqId KvPool::Impl::CreateSequence(const SequenceOptions& options) try {
   try {
     const std::lock_guard lock(group.mutex);
     group.sequences.emplace(
-        seq, KvSequence{BlockTable(options_.layout.block_size), options.tenant,
-                        tenant, options.home_node});
+        seq, KvSequence{.table = BlockTable(options_.layout.block_size),
+                        .tokens = {.cursor = {.tenant = options.tenant}},
+                        .tenant_id = options.tenant,
+                        .tenant = tenant,
+                        .home_node = options.home_node});
     num_sequences_.Add(1);
   } catch (const std::bad_alloc&) {
     tenants_.Leave(options.tenant);
@@ -49,7 +52,8 @@ KvPool::Impl::AppendPlan KvPool::Impl::PlanAppend(const KvSequence& seq,
   if (const int64_t entry = plan.growth.written_entry; entry >= 0) {
     // A kept block's contents are promised to others, even if none has it now.
     const BlockId tail = seq.table.blocks()[static_cast<size_t>(entry)];
-    plan.copies_tail = allocator_.is_shared(tail) || allocator_.is_kept(tail);
+    plan.copies_tail = allocator_.is_shared(tail) ||
+                       (allocator_.is_kept(tail) && !prefixes_->CanWrite(tail));
   }
   using Kind = Admission::Kind;
   using Limit = Admission::Limit;
@@ -113,7 +117,7 @@ Result<Admission> KvPool::Impl::Append(SeqId seq, int64_t num_tokens) try {
       return plan.admission;
     }
     sequence->table.ReserveBlocks(plan.admission.needed_blocks);
-    if (TakeBlocks(plan, sequence)) {
+    if (MakeTailWritable(plan, sequence) && TakeBlocks(plan, sequence)) {
       sequence->table.SetLength(plan.growth.length);
       NotePeak();
       return plan.admission;
@@ -126,6 +130,15 @@ Result<Admission> KvPool::Impl::Append(SeqId seq, int64_t num_tokens) try {
   }
 } catch (const std::bad_alloc&) {
   return NoHeapFor("a block table");
+}
+
+// False where somebody has found the tail since it was planned to be written to
+// as it is.
+bool KvPool::Impl::MakeTailWritable(const AppendPlan& plan, KvSequence* seq) {
+  const int64_t entry = plan.growth.written_entry;
+  if (entry < 0 || plan.copies_tail || prefixes_ == nullptr) return true;
+  return prefixes_->MakeWritable(
+      seq->table.blocks()[static_cast<size_t>(entry)]);
 }
 
 void KvPool::Impl::CountRefusal(const AppendPlan& plan, KvSequence* seq) {
@@ -279,7 +292,7 @@ void KvPool::Impl::FreeOwnerless(std::span<const BlockId> blocks) {
   allocator_.Free(blocks);
 }
 
-Status KvPool::Impl::Truncate(SeqId seq, int64_t length) {
+Status KvPool::Impl::Truncate(SeqId seq, int64_t length) try {
   SequenceTable::Group& group = sequences_.GroupOf(seq);
   const std::lock_guard lock(group.mutex);
   KvSequence* const sequence = group.Find(seq);
@@ -288,10 +301,13 @@ Status KvPool::Impl::Truncate(SeqId seq, int64_t length) {
   VARLANE_REQUIRE_ARG(length >= 0 && length <= table.length(),
                       "length = ", length, ", but seq = ", seq, " has ",
                       table.length(), " tokens");
+  if (prefixes_ != nullptr) prefixes_->Truncate(length, &sequence->tokens);
   const auto cut = static_cast<size_t>(table.BlocksCutBy(length));
   const Status released = ReleaseBlocks(table.blocks().last(cut));
   table.Truncate(length);
   return released;
+} catch (const std::bad_alloc&) {
+  return NoHeapFor("a sequence's tokens");
 }
 
 Status KvPool::Impl::Free(SeqId seq) {

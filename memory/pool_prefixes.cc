@@ -16,6 +16,8 @@ PoolPrefixes::PoolPrefixes(const PrefixCacheOptions& options,
 // --- sequences ---------------------------------------------------------------
 
 PoolPrefixes::Taken PoolPrefixes::Take(std::span<const int32_t> prompt,
+                                       int64_t max_revived,
+                                       OnRevived on_revived,
                                        CommittedTokens* tokens,
                                        BlockTable* table) {
   Taken taken;
@@ -33,12 +35,18 @@ PoolPrefixes::Taken PoolPrefixes::Take(std::span<const int32_t> prompt,
   const PrefixCache::Match match =
       cache_.Find(tokens->cursor.tenant, prompt, &blocks);
   for (const BlockId block : blocks) {
+    if (taken.revived_blocks == max_revived &&
+        allocator_->state(block) == BlockState::kCached) {
+      break;
+    }
     const Revived revived = allocator_->Revive(block);
     // 2^31 - 1 sequences have it: this one computes it anew.
     if (revived == Revived::kGone) break;
     cache_.Acquire(block);
     table->AddBlock(block);
-    taken.revived_blocks += revived == Revived::kFromCached ? 1 : 0;
+    if (revived != Revived::kFromCached) continue;
+    on_revived(block);
+    ++taken.revived_blocks;
   }
   tokens->length = table->num_blocks() * block_size_;
   tokens->cursor = match.cursor;
@@ -47,22 +55,32 @@ PoolPrefixes::Taken PoolPrefixes::Take(std::span<const int32_t> prompt,
     tokens->cursor = cache_.Parent(tokens->cursor);
   }
   if (match.partial_tokens > 0 &&
-      static_cast<size_t>(table->num_blocks()) == blocks.size() &&
-      allocator_->Revive(match.partial_block) != Revived::kGone) {
-    // Not evicted while it is copied; used, so it goes later.
-    cache_.Acquire(match.partial_block);
-    taken.partial_block = match.partial_block;
-    taken.partial_tokens = match.partial_tokens;
+      static_cast<size_t>(table->num_blocks()) == blocks.size()) {
+    const Revived revived = allocator_->Revive(match.partial_block);
+    if (revived != Revived::kGone) {
+      // Not evicted while it is copied; used, so it goes later.
+      cache_.Acquire(match.partial_block);
+      taken.partial_block = match.partial_block;
+      taken.partial_tokens = match.partial_tokens;
+      taken.partial_revived = revived == Revived::kFromCached;
+      if (taken.partial_revived) on_revived(match.partial_block);
+    }
   }
   table->SetLength(tokens->length);
   NoteEvictable();
   return taken;
 }
 
-Status PoolPrefixes::Commit(std::span<const int32_t> more,
+PrefixCache::Peeked PoolPrefixes::Peek(uint64_t tenant,
+                                       std::span<const int32_t> prompt) {
+  if (prompt.empty()) return {};
+  const std::lock_guard lock(mutex_);
+  return cache_.Peek(tenant, prompt.first(prompt.size() - 1));
+}
+
+Status PoolPrefixes::Commit(std::span<const int32_t> more, OnRevived on_revived,
                             CommittedTokens* tokens, BlockTable* table,
-                            std::vector<BlockId>* freed,
-                            int64_t* revived_blocks) try {
+                            std::vector<BlockId>* freed) try {
   const auto block_size = static_cast<size_t>(block_size_);
   tokens->tail.reserve(block_size);
   freed->reserve(freed->size() +
@@ -74,7 +92,7 @@ Status PoolPrefixes::Commit(std::span<const int32_t> more,
     tokens->tail.insert(tokens->tail.end(), next.begin(), next.end());
     if (tokens->tail.size() == block_size) {
       const Status status =
-          CommitBlock(tokens->tail, tokens, table, freed, revived_blocks);
+          CommitBlock(tokens->tail, on_revived, tokens, table, freed);
       if (!status.ok()) {
         tokens->tail.resize(block_size - count);
         return status;
@@ -90,9 +108,9 @@ Status PoolPrefixes::Commit(std::span<const int32_t> more,
 }
 
 Status PoolPrefixes::CommitBlock(std::span<const int32_t> block_tokens,
-                                 CommittedTokens* tokens, BlockTable* table,
-                                 std::vector<BlockId>* freed,
-                                 int64_t* revived_blocks) try {
+                                 OnRevived on_revived, CommittedTokens* tokens,
+                                 BlockTable* table,
+                                 std::vector<BlockId>* freed) try {
   const int64_t entry = tokens->length / block_size_;
   const BlockId own = table->blocks()[static_cast<size_t>(entry)];
   PrefixCache::Cursor cursor = tokens->cursor;
@@ -104,11 +122,11 @@ Status PoolPrefixes::CommitBlock(std::span<const int32_t> block_tokens,
   if (known == own) {
     (void)allocator_->Keep(own);  // a fork may have committed it before
   } else {
-    const Revived revived = allocator_->Revive(known);
-    VARLANE_REQUIRE(revived != Revived::kGone, StatusCode::kResourceExhausted,
+    const Revived found = allocator_->Revive(known);
+    VARLANE_REQUIRE(found != Revived::kGone, StatusCode::kResourceExhausted,
                     "block ", known, " cannot be shared once more");
     cache_.Acquire(known);
-    *revived_blocks += revived == Revived::kFromCached ? 1 : 0;
+    if (found == Revived::kFromCached) on_revived(known);
     table->ReplaceBlock(entry, known);
     // Not kept, or Insert would have refused.
     if (allocator_->Unreference(own) == Released::kFreed) freed->push_back(own);
@@ -122,6 +140,7 @@ Status PoolPrefixes::CommitBlock(std::span<const int32_t> block_tokens,
 
 void PoolPrefixes::Truncate(int64_t length, CommittedTokens* tokens) {
   if (length >= tokens->length) return;
+  tokens->tail.reserve(static_cast<size_t>(block_size_));
   const int64_t full_blocks = tokens->length / block_size_;
   const int64_t kept_blocks = length / block_size_;
   const auto rest = static_cast<size_t>(length % block_size_);
@@ -132,7 +151,7 @@ void PoolPrefixes::Truncate(int64_t length, CommittedTokens* tokens) {
     }
     const std::span<const int32_t> cut =
         cache_.Tokens(cache_.BlockAt(tokens->cursor)).first(rest);
-    tokens->tail.assign(cut.begin(), cut.end());  // within its capacity
+    tokens->tail.assign(cut.begin(), cut.end());
     tokens->cursor = cache_.Parent(tokens->cursor);
   } else {
     tokens->tail.resize(rest);
@@ -152,6 +171,12 @@ Released PoolPrefixes::Unreference(BlockId block) noexcept {
     NoteEvictable();
   }
   return released;
+}
+
+bool PoolPrefixes::CanWrite(BlockId block) const noexcept {
+  if (!allocator_->is_kept(block)) return true;
+  const std::lock_guard lock(mutex_);
+  return cache_.IsLooseLeaf(block);
 }
 
 bool PoolPrefixes::MakeWritable(BlockId block) noexcept {
@@ -215,9 +240,30 @@ Status PoolPrefixes::Unpin(int64_t pin) {
 
 // --- looking -----------------------------------------------------------------
 
-PrefixIndexStats PoolPrefixes::stats() const {
+PrefixCacheStats PoolPrefixes::stats() const {
   const std::lock_guard lock(mutex_);
   return cache_.stats();
+}
+
+Status PoolPrefixes::CheckSequence(const CommittedTokens& tokens,
+                                   const BlockTable& table) const {
+  constexpr auto kInternal = StatusCode::kInternal;
+  const std::lock_guard lock(mutex_);
+  VARLANE_REQUIRE(tokens.length <= table.length() &&
+                      std::ssize(tokens.tail) == tokens.length % block_size_,
+                  kInternal, tokens.length, " of ", table.length(),
+                  " tokens are committed, ", tokens.tail.size(),
+                  " of them in the tail");
+  PrefixCache::Cursor cursor = tokens.cursor;
+  for (int64_t i = tokens.length / block_size_; i > 0; --i) {
+    const BlockId block = table.blocks()[static_cast<size_t>(i - 1)];
+    VARLANE_REQUIRE(cache_.BlockAt(cursor) == block, kInternal, "block ", block,
+                    " is indexed as block ", cache_.BlockAt(cursor));
+    cursor = cache_.Parent(cursor);
+  }
+  VARLANE_REQUIRE(cursor.node == PrefixCache::kStart, kInternal,
+                  "more blocks are indexed than committed");
+  return {};
 }
 
 Status PoolPrefixes::CheckInvariants() const {
@@ -233,7 +279,7 @@ Status PoolPrefixes::CheckInvariants() const {
                     is_kept ? "kept but not indexed" : "indexed but not kept");
     kept += is_kept ? 1 : 0;
   }
-  const PrefixIndexStats& stats = cache_.stats();
+  const PrefixCacheStats& stats = cache_.stats();
   VARLANE_REQUIRE(kept == stats.indexed_blocks &&
                       allocator_->cached_blocks() == stats.cached_blocks,
                   kInternal, "the index has ", stats.indexed_blocks,

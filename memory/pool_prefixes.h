@@ -6,10 +6,10 @@
 // together under one mutex, but for references that come and go while others
 // remain, which need none.
 //
-//   a block's last reference goes   Unreference, then Listing: in the order of
-//                                   eviction. A block between the two is not
-//                                   listed, so nobody evicts it
-//   a block is found again          Revive and unlisted, under the mutex
+//   a block's last reference goes   uncounted, then put into the order of
+//                                   eviction; between the two nobody evicts it
+//   a block is found again          revived and taken out of the order, under
+//                                   the mutex
 //
 // Layer 2.
 // SPDX-License-Identifier: Apache-2.0
@@ -27,6 +27,7 @@
 #include "memory/block_allocator.h"
 #include "memory/block_table.h"
 #include "memory/prefix_cache.h"
+#include "varlane/function_ref.h"
 #include "varlane/kv_pool.h"
 #include "varlane/status.h"
 
@@ -36,7 +37,7 @@ namespace varlane {
 struct CommittedTokens {
   PrefixCache::Cursor cursor;  // behind its full blocks
   int64_t length = 0;
-  std::vector<int32_t> tail;  // the last length % block_size of them
+  std::vector<int32_t> tail = {};  // the last length % block_size of them
 };
 
 // Threads: every member is safe from any thread; a sequence's table and tokens
@@ -47,36 +48,48 @@ class PoolPrefixes {
   PoolPrefixes(const PrefixCacheOptions& options, BlockAllocator* allocator);
 
   struct Taken {
-    int64_t revived_blocks = 0;  // had no reference before
+    int64_t revived_blocks = 0;  // of the table's
     // One reference to it is the caller's, to copy its first tokens.
     BlockId partial_block = kNoBlock;
     int partial_tokens = 0;
+    bool partial_revived = false;
   };
+  // Called with each block that nobody referenced before; nobody else can take
+  // it meanwhile.
+  using OnRevived = FunctionRef<void(BlockId)>;
+
   // Begins a sequence with the longest known prefix of `prompt` that leaves at
-  // least one token: references the blocks and adds them to `table`.
+  // least one token and revives no more than `max_revived` blocks, the partial
+  // one not counted: references the blocks and adds them to `table`.
   // Throws std::bad_alloc; nothing changes then.
   // Requires: `table` and `tokens` are empty, but for the tenant.
-  Taken Take(std::span<const int32_t> prompt, CommittedTokens* tokens,
-             BlockTable* table);
+  Taken Take(std::span<const int32_t> prompt, int64_t max_revived,
+             OnRevived on_revived, CommittedTokens* tokens, BlockTable* table);
+  // What Take would take in whole blocks.
+  PrefixCache::Peeked Peek(uint64_t tenant, std::span<const int32_t> prompt);
 
   // Learns the sequence's next tokens, and indexes the blocks that become full.
   // Where one is known already the sequence gets the known one in its table and
-  // loses its own: `freed` has those that are ownerless now, `revived_blocks`
-  // says how many of the known ones were cached.
+  // loses its own; `freed` has those that are ownerless now.
   // Errors: kInvalidArgument when a block is known to hold other tokens;
   //         kResourceExhausted (heap; a full count). Blocks before stay
   //         committed, nothing else changes.
   // Requires: the table has room for the tokens.
-  Status Commit(std::span<const int32_t> more, CommittedTokens* tokens,
-                BlockTable* table, std::vector<BlockId>* freed,
-                int64_t* revived_blocks);
+  Status Commit(std::span<const int32_t> more, OnRevived on_revived,
+                CommittedTokens* tokens, BlockTable* table,
+                std::vector<BlockId>* freed);
   // Forgets all tokens but the first `length`, while the blocks are still
-  // referenced. Requires: 0 <= length.
+  // referenced. Throws std::bad_alloc; nothing changes then.
+  // Requires: 0 <= length.
   void Truncate(int64_t length, CommittedTokens* tokens);
 
   // One reference less. kFreed: the caller's to Free. Of a sequence's blocks
   // the last must go first.
   Released Unreference(BlockId block) noexcept;
+  // Whether its only sequence may write to the block once MakeWritable has
+  // taken it out of the index, if it is there: nothing stands behind it, and no
+  // pin holds it.
+  bool CanWrite(BlockId block) const noexcept;
   // Makes the block private contents again, which its only sequence may write
   // to. False where it must be copied: others have it, or could find it.
   bool MakeWritable(BlockId block) noexcept;
@@ -98,7 +111,10 @@ class PoolPrefixes {
   // Errors: kNotFound.
   Status Unpin(int64_t pin);
 
-  PrefixIndexStats stats() const;
+  PrefixCacheStats stats() const;
+  // The tokens' blocks are those of the table. Requires: alone.
+  Status CheckSequence(const CommittedTokens& tokens,
+                       const BlockTable& table) const;
   // The index is right in itself, and says of each block what the allocator
   // says. Requires: alone. Throws std::bad_alloc.
   Status CheckInvariants() const;
@@ -108,8 +124,8 @@ class PoolPrefixes {
     evictable_.store(cache_.evictable_blocks(), std::memory_order_relaxed);
   }
   Status CommitBlock(std::span<const int32_t> block_tokens,
-                     CommittedTokens* tokens, BlockTable* table,
-                     std::vector<BlockId>* freed, int64_t* revived_blocks);
+                     OnRevived on_revived, CommittedTokens* tokens,
+                     BlockTable* table, std::vector<BlockId>* freed);
 
   const int block_size_;
   BlockAllocator* const allocator_;

@@ -49,28 +49,48 @@ PrefixCache::NodeId PrefixCache::FindChild(
   return kNone;
 }
 
+template <typename Visit>
+PrefixCache::Cursor PrefixCache::Walk(uint64_t tenant,
+                                      std::span<const int32_t> tokens,
+                                      Visit visit) {
+  const auto block_size = static_cast<size_t>(block_size_);
+  Cursor cursor = {.tenant = tenant};
+  uint64_t hash = hasher_.Tenant(tenant);
+  for (; tokens.size() >= block_size; tokens = tokens.subspan(block_size)) {
+    const auto block = tokens.first(block_size);
+    hash = hasher_.Block(hash, block);
+    const NodeId node = FindChild(cursor, hash, block);
+    if (node == kNone) break;
+    cursor.node = node;
+    visit(node);
+  }
+  return cursor;
+}
+
 PrefixCache::Match PrefixCache::Find(uint64_t tenant,
                                      std::span<const int32_t> tokens,
                                      std::vector<BlockId>* blocks) {
-  const auto block_size = static_cast<size_t>(block_size_);
-  const size_t num_blocks = tokens.size() / block_size;
-  ++stats_.lookups;
-  stats_.lookup_blocks += static_cast<int64_t>(num_blocks);
+  const size_t before = blocks->size();
   Match match;
-  match.cursor.tenant = tenant;
-  uint64_t hash = hasher_.Tenant(tenant);
-  size_t found = 0;
-  for (; found < num_blocks; ++found) {
-    const auto block = tokens.subspan(found * block_size, block_size);
-    hash = hasher_.Block(hash, block);
-    const NodeId node = FindChild(match.cursor, hash, block);
-    if (node == kNone) break;
-    match.cursor.node = node;
-    blocks->push_back(At(node).block);
-  }
+  match.cursor = Walk(tenant, tokens,
+                      [&](NodeId node) { blocks->push_back(At(node).block); });
+  const size_t found = blocks->size() - before;
+  const auto block_size = static_cast<size_t>(block_size_);
+  ++stats_.lookups;
+  stats_.lookup_blocks += static_cast<int64_t>(tokens.size() / block_size);
   stats_.hit_blocks += static_cast<int64_t>(found);
   FindPartial(tokens.subspan(found * block_size), &match);
   return match;
+}
+
+PrefixCache::Peeked PrefixCache::Peek(
+    uint64_t tenant, std::span<const int32_t> tokens) noexcept {
+  Peeked peeked;
+  (void)Walk(tenant, tokens, [&](NodeId node) {
+    ++peeked.blocks;
+    peeked.cached_blocks += At(node).is_referenced ? 0 : 1;
+  });
+  return peeked;
 }
 
 void PrefixCache::FindPartial(std::span<const int32_t> tokens,
@@ -295,7 +315,7 @@ BlockId PrefixCache::Evict() noexcept {
 
 Status PrefixCache::CheckInvariants() const {
   constexpr auto kInternal = StatusCode::kInternal;
-  PrefixIndexStats now;
+  PrefixCacheStats now;
   for (size_t block = 0; block < node_of_block_.size(); ++block) {
     const NodeId node = node_of_block_[block];
     if (node == kNone) continue;

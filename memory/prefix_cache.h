@@ -43,23 +43,6 @@ struct PrefixCacheOptions {
   uint64_t hash_mask = ~uint64_t{0};  // tests: fewer bits, more collisions
 };
 
-// Since ever, and now.
-struct PrefixIndexStats {
-  int64_t lookups = 0;
-  int64_t lookup_blocks = 0;  // full blocks asked for
-  int64_t hit_blocks = 0;     // of these, found
-  int64_t partial_hits = 0;   // lookups whose next block began like a known one
-  int64_t partial_hit_tokens = 0;
-  int64_t inserted_blocks = 0;
-  int64_t duplicate_blocks = 0;  // inserted, but known already
-  int64_t evicted_blocks = 0;
-  int64_t collisions = 0;      // equal hashes of different prefixes, met
-  int64_t indexed_blocks = 0;  // now
-  int64_t cached_blocks = 0;   // now: indexed, and no sequence references them
-  int64_t pinned_blocks = 0;   // now: indexed and pinned
-  int64_t evictable_blocks = 0;  // now: cached and not pinned
-};
-
 // Threads: not synchronised; the owner locks (KvPool does).
 // Cost:    O(1) a block for everything but CheckInvariants. Only the first
 //          block of a tenant allocates after construction.
@@ -92,6 +75,13 @@ class PrefixCache {
   Match Find(uint64_t tenant, std::span<const int32_t> tokens,
              std::vector<BlockId>* blocks);
   static constexpr int kSiblings = 8;
+
+  // What Find would find in whole blocks, without counting it as a lookup.
+  struct Peeked {
+    int64_t blocks = 0;
+    int64_t cached_blocks = 0;  // of these, referenced by nobody
+  };
+  Peeked Peek(uint64_t tenant, std::span<const int32_t> tokens) noexcept;
 
   // Indexes `block`, which holds `tokens` behind `cursor`, and moves the cursor
   // behind it. Returns `block`; or the block that holds the same prefix
@@ -138,7 +128,7 @@ class PrefixCache {
   void Unpin(const Cursor& cursor) noexcept;
 
   int64_t evictable_blocks() const noexcept { return stats_.evictable_blocks; }
-  const PrefixIndexStats& stats() const noexcept { return stats_; }
+  const PrefixCacheStats& stats() const noexcept { return stats_; }
 
   // Walks everything: each node is found where its hash says, hangs in its
   // parent's list, is in the order of eviction exactly when nobody references
@@ -189,6 +179,10 @@ class PrefixCache {
   }
 
   uint64_t HashBehind(const Cursor& cursor) const noexcept;
+  // Calls `visit` with the node of each block of the longest known prefix, and
+  // returns the cursor behind it.
+  template <typename Visit>
+  Cursor Walk(uint64_t tenant, std::span<const int32_t> tokens, Visit visit);
   NodeId FindChild(const Cursor& cursor, uint64_t hash,
                    std::span<const int32_t> tokens) noexcept;
   void FindPartial(std::span<const int32_t> tokens, Match* match) noexcept;
@@ -215,7 +209,7 @@ class PrefixCache {
   NodeId unused_ = kNone;  // of nodes_, linked by next_in_bucket
   NodeId oldest_ = kNone;
   NodeId newest_ = kNone;
-  PrefixIndexStats stats_;
+  PrefixCacheStats stats_;
 };
 
 }  // namespace varlane

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "memory/block_table.h"
+#include "memory/pool_prefixes.h"
 #include "memory/tenant_table.h"
 #include "varlane/kv_pool.h"
 
@@ -23,6 +24,7 @@ namespace varlane {
 
 struct KvSequence {
   BlockTable table;
+  CommittedTokens tokens;  // what the prefix cache knows of it
   TenantId tenant_id = 0;
   Tenant* tenant = nullptr;
   int home_node = -1;

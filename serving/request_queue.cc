@@ -14,8 +14,10 @@ TrackedRequest* RequestQueue::Find(RequestId id) {
 TrackedRequest* RequestQueue::Add(const Request& request) {
   TrackedRequest* tracked = &requests_[request.id];
   tracked->request = request;
+  tracked->request.prompt = {};
   tracked->arrival = next_arrival_;
   try {
+    tracked->tokens.assign(request.prompt.begin(), request.prompt.end());
     waiting_.insert(tracked);
   } catch (...) {
     requests_.erase(request.id);

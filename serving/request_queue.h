@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <set>
 #include <unordered_map>
+#include <vector>
 
 #include "varlane/scheduler.h"
 #include "varlane/swap.h"
@@ -18,13 +19,17 @@ namespace varlane {
 
 inline constexpr SeqId kNoSequence = -1;
 
-// One request and how far it is. Tokens are counted, never seen.
+// One request and how far it is.
 struct TrackedRequest {
-  Request request;
+  Request request;  // its `prompt` is empty: `tokens` has it
+  // The first of its known tokens: all of them, as long as the caller tells;
+  // those of the prompt, or none, otherwise. For the prefix cache only.
+  std::vector<int32_t> tokens;
   int64_t arrival = 0;           // Submit order
   SeqId sequence = kNoSequence;  // kNoSequence while waiting
   int64_t generated = 0;         // sampled so far; survives a preemption
   int64_t computed = 0;          // positions in the cache, completed steps only
+  int64_t committed = 0;         // of these, told to the pool; <= tokens.size()
   int64_t length = 0;            // computed + this step's: the pool's length
   int64_t ever_computed = 0;     // most positions ever computed
   SwapId swap = kNoSwap;         // holds `stored` positions in the swap file
@@ -37,6 +42,9 @@ struct TrackedRequest {
   int64_t known() const { return request.prompt_tokens + generated; }
   int64_t outstanding() const { return known() - computed; }
   bool samples() const { return length == known(); }
+  bool knows_all_tokens() const {
+    return static_cast<int64_t>(tokens.size()) == known();
+  }
 };
 
 // Higher priority first, then the one that came first. Both the queue and the

@@ -20,6 +20,7 @@ void RequestSwaps::Evict(TrackedRequest* victim, bool may_swap) {
     (void)pool_->Free(std::exchange(victim->sequence, kNoSequence));
   }
   victim->computed = 0;
+  victim->committed = 0;
   victim->length = 0;
 }
 

@@ -48,14 +48,20 @@ Status ValidateRequest(const Request& request) {
       "request ", request.id, ": max_new_tokens = ", request.max_new_tokens,
       ", but must be in [1, ", kMaxTokens - request.prompt_tokens, "] beside ",
       request.prompt_tokens, " prompt tokens");
+  VARLANE_REQUIRE_ARG(request.prompt.empty() ||
+                          std::ssize(request.prompt) == request.prompt_tokens,
+                      "request ", request.id, ": prompt has ",
+                      request.prompt.size(),
+                      " tokens, but prompt_tokens = ", request.prompt_tokens);
   return {};
 }
 
 // Capacity for `count` more; grows by doubling, as push_back would.
-void MakeRoom(size_t count, std::vector<RequestId>* ids) {
-  const size_t needed = ids->size() + count;
-  if (needed > ids->capacity()) {
-    ids->reserve(std::max(needed, 2 * ids->capacity()));
+template <typename T>
+void MakeRoom(size_t count, std::vector<T>* values) {
+  const size_t needed = values->size() + count;
+  if (needed > values->capacity()) {
+    values->reserve(std::max(needed, 2 * values->capacity()));
   }
 }
 
@@ -71,7 +77,8 @@ class Scheduler::Impl {
   Status Cancel(RequestId id);
   Status Schedule(Step* step);
   Status Complete(const Step& step, std::span<const RequestId> finished,
-                  std::vector<RequestId>* ended);
+                  std::vector<RequestId>* ended,
+                  std::span<const int32_t> sampled);
   void TakeWork(bool take);
   Result<int64_t> Preempt(int64_t blocks);
   int64_t LeastBlocks() const;
@@ -87,7 +94,9 @@ class Scheduler::Impl {
   void Release(TrackedRequest* request);
   void CountStep(const Step& step);
   void NotePace(const Step& step);
-  Status CheckCompletion(const Step& step, std::span<const RequestId> finished);
+  Status CheckCompletion(const Step& step, std::span<const RequestId> finished,
+                         std::span<const int32_t> sampled);
+  void CommitTokens(TrackedRequest* request);
 
   KvPool* const pool_;
 
@@ -177,6 +186,8 @@ SchedulerStats Scheduler::Impl::stats() const {
   stats.waiting = static_cast<int64_t>(queue_.waiting().size());
   stats.running = static_cast<int64_t>(queue_.running().size());
   stats.preemptions = planner_.preemptions();
+  stats.started_tokens = planner_.started_tokens();
+  stats.cached_tokens = planner_.cached_tokens();
   return stats;
 }
 
@@ -260,12 +271,19 @@ Result<int64_t> Scheduler::Impl::Preempt(int64_t blocks) {
 
 Status Scheduler::Impl::Complete(const Step& step,
                                  std::span<const RequestId> finished,
-                                 std::vector<RequestId>* ended) try {
+                                 std::vector<RequestId>* ended,
+                                 std::span<const int32_t> sampled) try {
   const std::lock_guard lock(mutex_);
-  VARLANE_RETURN_IF_ERROR(CheckCompletion(step, finished));
+  VARLANE_RETURN_IF_ERROR(CheckCompletion(step, finished, sampled));
   if (ended != nullptr) MakeRoom(planner_.plan().size(), ended);
+  if (!sampled.empty()) {
+    for (TrackedRequest* request : planner_.plan()) {
+      MakeRoom(1, &request->tokens);
+    }
+  }
   // From here on nothing fails.
   NotePace(step);
+  auto token = sampled.begin();
   for (const RequestId id : finished) queue_.Find(id)->eos = true;
   for (TrackedRequest* request : planner_.plan()) {
     const bool samples = request->samples();
@@ -273,6 +291,11 @@ Status Scheduler::Impl::Complete(const Step& step,
     request->computed = request->length;
     request->ever_computed =
         std::max(request->ever_computed, request->computed);
+    CommitTokens(request);
+    if (samples && !sampled.empty()) {
+      if (request->knows_all_tokens()) request->tokens.push_back(*token);
+      ++token;
+    }
     if (request->cancelled) {
       Release(request);
       continue;
@@ -295,8 +318,23 @@ Status Scheduler::Impl::Complete(const Step& step,
                 "no memory left for the ids of ended requests");
 }
 
+// Tells the pool which tokens the step computed, so that others find them. What
+// the pool cannot take now it is told again after the next step.
+void Scheduler::Impl::CommitTokens(TrackedRequest* request) {
+  const int64_t end = std::min(request->computed, std::ssize(request->tokens));
+  if (end <= request->committed) return;
+  const std::span<const int32_t> tokens =
+      std::span<const int32_t>(request->tokens)
+          .subspan(static_cast<size_t>(request->committed),
+                   static_cast<size_t>(end - request->committed));
+  const Status committed =
+      pool_->CommitTokens(request->sequence, request->committed, tokens);
+  if (committed.ok()) request->committed = end;
+}
+
 Status Scheduler::Impl::CheckCompletion(const Step& step,
-                                        std::span<const RequestId> finished) {
+                                        std::span<const RequestId> finished,
+                                        std::span<const int32_t> sampled) {
   VARLANE_REQUIRE(outstanding_ != Outstanding::kNone,
                   StatusCode::kFailedPrecondition, "no step is outstanding");
   const std::span<TrackedRequest* const> plan = planner_.plan();
@@ -310,6 +348,12 @@ Status Scheduler::Impl::CheckCompletion(const Step& step,
                  }),
       StatusCode::kFailedPrecondition,
       "step is not the one that Schedule filled last");
+  const int64_t num_samples =
+      std::count_if(plan.begin(), plan.end(),
+                    [](const TrackedRequest* r) { return r->samples(); });
+  VARLANE_REQUIRE_ARG(sampled.empty() || std::ssize(sampled) == num_samples,
+                      "sampled has ", sampled.size(), " tokens, but ",
+                      num_samples, " entries sample one");
   for (const RequestId id : finished) {
     const TrackedRequest* request = queue_.Find(id);
     VARLANE_REQUIRE(
@@ -376,8 +420,9 @@ Status Scheduler::Cancel(RequestId id) { return impl_->Cancel(id); }
 Status Scheduler::Schedule(Step* step) { return impl_->Schedule(step); }
 Status Scheduler::Complete(const Step& step,
                            std::span<const RequestId> finished,
-                           std::vector<RequestId>* ended) {
-  return impl_->Complete(step, finished, ended);
+                           std::vector<RequestId>* ended,
+                           std::span<const int32_t> sampled) {
+  return impl_->Complete(step, finished, ended, sampled);
 }
 void Scheduler::TakeWork(bool take) { impl_->TakeWork(take); }
 Result<int64_t> Scheduler::Preempt(int64_t blocks) {

@@ -77,23 +77,29 @@ Status StepPlanner::PlanWaiting() {
     TrackedRequest* request = *queue_->waiting().begin();
     const int64_t spare =
         queue_->running().empty() ? 0 : promised + WatermarkBlocks();
-    if (Blocks(request->known()) + spare > pool_->free_blocks()) break;
     const RequestSwaps::Resume resume = swaps_.ResumeOf(request);
     if (resume == RequestSwaps::Resume::kNotYet) break;
     if (resume == RequestSwaps::Resume::kReadBack) {
+      if (Blocks(request->known()) + spare > pool_->free_blocks()) break;
       const Result<bool> begun = BeginReadBack(request);
       VARLANE_RETURN_IF_ERROR(begun.status());
       if (!*begun) break;
       promised += Blocks(request->known()) - Blocks(request->length);
       continue;
     }
+    const Result<bool> fits = Fits(*request, spare);
+    VARLANE_RETURN_IF_ERROR(fits.status());
+    if (!*fits) break;
+    VARLANE_RETURN_IF_ERROR(Begin(request));
+    const int64_t cached = request->computed;
     const bool is_decode = request->outstanding() == 1;
-    request->sequence = pool_->CreateSequence();
     const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
     if (!count.ok() || *count == 0) {  // others took blocks meanwhile
-      (void)pool_->Free(std::exchange(request->sequence, kNoSequence));
+      GiveBack(request);
       return count.status();
     }
+    started_tokens_ += request->known();
+    cached_tokens_ += cached;
     queue_->Start(request);
     // A prompt of one token is a decode: it stands with them.
     plan_.insert(is_decode ? plan_.begin() + plan_decodes_ : plan_.end(),
@@ -108,18 +114,60 @@ Status StepPlanner::PlanWaiting() {
 // Starts a request that goes on from the swap file, once it is read. False:
 // others took blocks meanwhile, or it must be computed again: next time.
 Result<bool> StepPlanner::BeginReadBack(TrackedRequest* request) {
-  request->sequence = pool_->CreateSequence();
+  request->sequence =
+      pool_->CreateSequence({.tenant = request->request.tenant});
   const Result<Admission> room =
       pool_->Append(request->sequence, request->stored);
-  if (!room.ok() || !room->admitted() || !swaps_.ReadBack(request)) {
-    (void)pool_->Free(std::exchange(request->sequence, kNoSequence));
+  const bool has_room = room.ok() && room->admitted();
+  if (!has_room || !swaps_.ReadBack(request)) {
+    GiveBack(request);
     VARLANE_RETURN_IF_ERROR(room.status());
-    deferred_ = true;  // the plan may stay empty: another one follows
+    deferred_ |= has_room;  // the plan may stay empty: another one follows
     return false;
   }
   request->length = request->stored;
   queue_->Start(request);
   return true;
+}
+
+// Blocks that the prefix cache has need not be found, but those that nobody
+// references now are no longer there for others.
+Result<bool> StepPlanner::Fits(const TrackedRequest& request,
+                               int64_t spare) const {
+  int64_t needed = Blocks(request.known());
+  const int64_t free = pool_->free_blocks();
+  if (needed + spare > free && !request.tokens.empty() && spare < free) {
+    const Result<PrefixMatch> match =
+        pool_->FindPrefix(request.request.tenant, request.tokens);
+    VARLANE_RETURN_IF_ERROR(match.status());
+    needed += match->cached_blocks - match->shared_blocks;
+  }
+  return needed + spare <= free;
+}
+
+// Gives the request a sequence, with what is computed of it already.
+Status StepPlanner::Begin(TrackedRequest* request) {
+  const SequenceOptions options = {.tenant = request->request.tenant};
+  if (request->tokens.empty()) {
+    request->sequence = pool_->CreateSequence(options);
+    return {};
+  }
+  const Result<PrefixMatch> match =
+      pool_->MatchPrefix(options, request->tokens);
+  VARLANE_RETURN_IF_ERROR(match.status());
+  request->sequence = match->seq;
+  request->computed = match->tokens;
+  request->committed = match->tokens;
+  request->length = match->tokens;
+  return {};
+}
+
+// What it computed is not kept, but the prefix cache may find it again.
+void StepPlanner::GiveBack(TrackedRequest* request) {
+  (void)pool_->Free(std::exchange(request->sequence, kNoSequence));
+  request->computed = 0;
+  request->committed = 0;
+  request->length = 0;
 }
 
 void StepPlanner::Abandon() {
@@ -226,7 +274,8 @@ Status StepPlanner::Stuck(const TrackedRequest& request) const {
   VARLANE_REQUIRE(foreign <= 0, StatusCode::kResourceExhausted, "request ",
                   request.request.id, " cannot go on: ", foreign, " of ",
                   capacity,
-                  " blocks are held by sequences that are not the scheduler's");
+                  " blocks are held by sequences that are not the scheduler's, "
+                  "or pinned");
   return Status(
       StatusCode::kInternal,
       StrCat("request ", request.request.id, " with ", request.known(),

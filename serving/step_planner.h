@@ -56,7 +56,10 @@ class StepPlanner {
   // than completions_before() and plan again.
   bool waits_for_swap() const { return waits_for_swap_; }
   int64_t completions_before() const { return completions_before_; }
-  int64_t preemptions() const { return preemptions_; }  // since ever
+  // Since ever.
+  int64_t preemptions() const { return preemptions_; }
+  int64_t started_tokens() const { return started_tokens_; }
+  int64_t cached_tokens() const { return cached_tokens_; }
 
   int64_t Blocks(int64_t tokens) const {
     return DivCeil<int64_t>(tokens, pool_->layout().block_size);
@@ -72,6 +75,9 @@ class StepPlanner {
   Status PlanWaiting();
   // Not now: blocks come free when a victim has been written.
   static constexpr int64_t kDeferred = -1;
+  Result<bool> Fits(const TrackedRequest& request, int64_t spare) const;
+  Status Begin(TrackedRequest* request);
+  void GiveBack(TrackedRequest* request);
   Result<int64_t> Grow(TrackedRequest* request);
   Result<bool> BeginReadBack(TrackedRequest* request);
   Result<int64_t> AppendWhatFits(TrackedRequest* request, int64_t want);
@@ -98,6 +104,8 @@ class StepPlanner {
   int64_t completions_before_ = 0;
   bool hold_starts_ = false;
   int64_t preemptions_ = 0;
+  int64_t started_tokens_ = 0;
+  int64_t cached_tokens_ = 0;
 };
 
 }  // namespace varlane

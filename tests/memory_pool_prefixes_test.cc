@@ -5,6 +5,7 @@
 #include "memory/pool_prefixes.h"
 
 #include <atomic>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -20,6 +21,8 @@ namespace {
 using Tokens = std::vector<int32_t>;
 
 constexpr int kBlockSize = 4;
+constexpr auto kIgnore = [](BlockId /*revived*/) {};
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 struct Sequence {
   explicit Sequence(uint64_t tenant = 0) { tokens.cursor.tenant = tenant; }
@@ -81,9 +84,8 @@ class Pool {
 
   Status Commit(Sequence* seq, const Tokens& tokens) {
     std::vector<BlockId> freed;
-    int64_t revived = 0;
     const Status status =
-        prefixes_.Commit(tokens, &seq->tokens, &seq->table, &freed, &revived);
+        prefixes_.Commit(tokens, kIgnore, &seq->tokens, &seq->table, &freed);
     allocator_.Free(freed);
     return status;
   }
@@ -145,8 +147,8 @@ TEST(PoolPrefixesTest, WhatOneComputedTheNextTakes) {
   EXPECT_EQ(pool.allocator().cached_blocks(), 2);  // the third was part full
   EXPECT_EQ(pool.allocator().free_blocks(), 6);
   Sequence second(5);
-  const PoolPrefixes::Taken taken =
-      pool.prefixes().Take(From(1, 10), &second.tokens, &second.table);
+  const PoolPrefixes::Taken taken = pool.prefixes().Take(
+      From(1, 10), kAll, kIgnore, &second.tokens, &second.table);
   EXPECT_EQ(taken.revived_blocks, 2);
   EXPECT_EQ(taken.partial_tokens, 0);
   EXPECT_EQ(BlocksOf(second), std::vector(blocks.begin(), blocks.begin() + 2));
@@ -156,10 +158,32 @@ TEST(PoolPrefixesTest, WhatOneComputedTheNextTakes) {
   // A third beside it shares them.
   Sequence third(5);
   EXPECT_EQ(pool.prefixes()
-                .Take(From(1, 10), &third.tokens, &third.table)
+                .Take(From(1, 10), kAll, kIgnore, &third.tokens, &third.table)
                 .revived_blocks,
             0);
   EXPECT_EQ(pool.allocator().reference_count(blocks[0]), 2);
+  VARLANE_EXPECT_OK(pool.prefixes().CheckInvariants());
+}
+
+TEST(PoolPrefixesTest, NoMoreIsRevivedThanAllowed) {
+  Pool pool(8);
+  Sequence first;
+  VARLANE_ASSERT_OK(pool.Compute(&first, From(1, 16)));
+  pool.Truncate(&first, 8);
+  EXPECT_EQ(pool.allocator().cached_blocks(), 2);
+  // Two blocks are shared, which is free; of the cached ones one is allowed.
+  Sequence second;
+  const PoolPrefixes::Taken taken = pool.prefixes().Take(
+      From(1, 17), 1, kIgnore, &second.tokens, &second.table);
+  EXPECT_EQ(taken.revived_blocks, 1);
+  EXPECT_EQ(second.tokens.length, 12);
+  EXPECT_EQ(taken.partial_block, kNoBlock);
+  const PrefixCache::Peeked peeked = pool.prefixes().Peek(0, From(1, 17));
+  EXPECT_EQ(peeked.blocks, 4);
+  EXPECT_EQ(peeked.cached_blocks, 1);
+  VARLANE_EXPECT_OK(pool.prefixes().CheckSequence(second.tokens, second.table));
+  VARLANE_ASSERT_OK(pool.Compute(&second, From(50, 5)));
+  VARLANE_EXPECT_OK(pool.prefixes().CheckSequence(second.tokens, second.table));
   VARLANE_EXPECT_OK(pool.prefixes().CheckInvariants());
 }
 
@@ -168,15 +192,15 @@ TEST(PoolPrefixesTest, OneTokenIsAlwaysLeftToCompute) {
   Sequence first;
   VARLANE_ASSERT_OK(pool.Compute(&first, From(1, 8)));
   Sequence second;
-  const PoolPrefixes::Taken taken =
-      pool.prefixes().Take(From(1, 8), &second.tokens, &second.table);
+  const PoolPrefixes::Taken taken = pool.prefixes().Take(
+      From(1, 8), kAll, kIgnore, &second.tokens, &second.table);
   EXPECT_EQ(second.tokens.length, 4);
   EXPECT_EQ(taken.partial_block, first.table.blocks()[1]);
   EXPECT_EQ(taken.partial_tokens, 3);
   EXPECT_EQ(pool.allocator().reference_count(taken.partial_block), 2);
   Sequence third;
-  pool.prefixes().Take(From(1, 1), &third.tokens, &third.table);
-  pool.prefixes().Take({}, &third.tokens, &third.table);
+  pool.prefixes().Take(From(1, 1), kAll, kIgnore, &third.tokens, &third.table);
+  pool.prefixes().Take({}, kAll, kIgnore, &third.tokens, &third.table);
   EXPECT_EQ(third.tokens.length, 0);
 }
 
@@ -228,10 +252,11 @@ TEST(PoolPrefixesTest, TruncationForgetsTokensButNotBlocks) {
   EXPECT_NE(seq.table.blocks()[1], tail);
   EXPECT_EQ(pool.allocator().cached_blocks(), 2);
   Sequence old;
-  pool.prefixes().Take(From(1, 13), &old.tokens, &old.table);
+  pool.prefixes().Take(From(1, 13), kAll, kIgnore, &old.tokens, &old.table);
   EXPECT_EQ(old.tokens.length, 12);
   Sequence again;
-  pool.prefixes().Take(From(1, 6) + From(70, 7), &again.tokens, &again.table);
+  pool.prefixes().Take(From(1, 6) + From(70, 7), kAll, kIgnore, &again.tokens,
+                       &again.table);
   EXPECT_EQ(again.tokens.length, 12);
   // Within the part-full tail.
   pool.Truncate(&seq, 11);
@@ -249,10 +274,10 @@ TEST(PoolPrefixesTest, AFullPoolWritesIntoItsOnlyIndexedBlock) {
   VARLANE_ASSERT_OK(pool.Compute(&seq, From(50, 2)));
   pool.Truncate(&seq, 0);
   Sequence old;
-  pool.prefixes().Take(From(1, 5), &old.tokens, &old.table);
+  pool.prefixes().Take(From(1, 5), kAll, kIgnore, &old.tokens, &old.table);
   EXPECT_EQ(old.tokens.length, 0);
   Sequence current;
-  pool.prefixes().Take(From(1, 2) + From(50, 3), &current.tokens,
+  pool.prefixes().Take(From(1, 2) + From(50, 3), kAll, kIgnore, &current.tokens,
                        &current.table);
   EXPECT_EQ(current.tokens.length, 4);
 }
@@ -299,8 +324,8 @@ TEST(PoolPrefixesTest, ThreadsTakeCommitAndReleaseTheSameBlocks) {
       if (held.empty() || (dice < 35 && held.size() < 6)) {
         Sequence seq(random() % 2);
         const Tokens prompt = tokens_of(2 + random() % 20);
-        const PoolPrefixes::Taken taken =
-            pool.prefixes().Take(prompt, &seq.tokens, &seq.table);
+        const PoolPrefixes::Taken taken = pool.prefixes().Take(
+            prompt, kAll, kIgnore, &seq.tokens, &seq.table);
         hits += seq.table.num_blocks();
         if (taken.partial_block != kNoBlock) {
           pool.Unreference(taken.partial_block);

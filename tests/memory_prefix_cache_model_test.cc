@@ -96,7 +96,7 @@ class Model {
     VARLANE_ASSERT_OK(cache_.CheckInvariants());
   }
 
-  const PrefixIndexStats& stats() const { return cache_.stats(); }
+  const PrefixCacheStats& stats() const { return cache_.stats(); }
   int64_t forgotten() const { return forgotten_; }
   int64_t moved() const { return moved_; }
 
@@ -334,7 +334,7 @@ class Model {
       pinned += block.pins > 0 ? 1 : 0;
       evictable += IsEvictable(block) ? 1 : 0;
     }
-    const PrefixIndexStats& stats = cache_.stats();
+    const PrefixCacheStats& stats = cache_.stats();
     ASSERT_EQ(stats.indexed_blocks, static_cast<int64_t>(known_.size()));
     ASSERT_EQ(stats.cached_blocks, cached);
     ASSERT_EQ(stats.pinned_blocks, pinned);
@@ -365,12 +365,12 @@ TEST_P(PrefixCacheModelTest, RandomOperationsEqualTheModel) {
     if (HasFatalFailure()) FAIL() << "at operation " << op;
   }
   // The premises: every path was taken.
-  EXPECT_GT(model.stats().evicted_blocks, 1000);
-  EXPECT_GT(model.stats().hit_blocks, 1000);
-  EXPECT_GT(model.stats().partial_hits, 1000);
-  EXPECT_GT(model.stats().duplicate_blocks, 1000);
-  EXPECT_GT(model.forgotten(), 100);
-  EXPECT_GT(model.moved(), 1000);
+  EXPECT_GT(model.stats().evicted_blocks, kOperations / 400);
+  EXPECT_GT(model.stats().hit_blocks, kOperations / 400);
+  EXPECT_GT(model.stats().partial_hits, kOperations / 400);
+  EXPECT_GT(model.stats().duplicate_blocks, kOperations / 400);
+  EXPECT_GT(model.forgotten(), kOperations / 4000);
+  EXPECT_GT(model.moved(), kOperations / 400);
   EXPECT_EQ(model.stats().collisions > 0, hash_mask != ~uint64_t{0});
   model.Drain();
 }

@@ -83,7 +83,7 @@ TEST(PrefixCacheTest, FindsTheLongestKnownPrefixInWholeBlocks) {
   EXPECT_EQ(FindBlocks(&cache, 0, From(1, 4) + From(9, 4)), Blocks({5}));
   EXPECT_EQ(FindBlocks(&cache, 0, From(5, 8)), Blocks({}));
   EXPECT_EQ(FindBlocks(&cache, 0, {}), Blocks({}));
-  const PrefixIndexStats stats = cache.stats();
+  const PrefixCacheStats stats = cache.stats();
   EXPECT_EQ(stats.lookups, 7);
   EXPECT_EQ(stats.lookup_blocks, 3 + 3 + 2 + 12 + 2 + 2 + 0);
   EXPECT_EQ(stats.hit_blocks, 0 + 3 + 2 + 3 + 1 + 0 + 0);

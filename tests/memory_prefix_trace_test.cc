@@ -125,7 +125,7 @@ void ExpectEqualHits(const std::vector<Prompt>& prompts, int64_t capacity,
     ASSERT_EQ(tally->hits, naive.hits) << "request " << i;
   }
   VARLANE_EXPECT_OK(pool.cache().CheckInvariants());
-  const PrefixIndexStats& stats = pool.cache().stats();
+  const PrefixCacheStats& stats = pool.cache().stats();
   EXPECT_EQ(stats.lookup_blocks, tally->blocks);
   EXPECT_EQ(stats.hit_blocks, tally->hits);
   EXPECT_EQ(stats.inserted_blocks - stats.evicted_blocks, stats.cached_blocks);

@@ -57,6 +57,9 @@ struct KvPoolOptions {
                                  // available to those that have some already
   bool poison_freed = false;     // fill freed blocks with NaN (0xff); ASan
                                  // builds poison them in any case
+  bool prefix_cache = false;     // keep computed blocks to be found again
+                                 // (MatchPrefix); docs/prefix_cache.md
+  uint64_t prefix_key = 0;       // tests: the key of its hash; 0 = random
   bool shuffle = false;          // hand out blocks in a random order (tests,
   uint64_t seed = 0;             //   benches); else lowest id first
 };
@@ -134,6 +137,40 @@ struct KvPlacement {
   int64_t unknown_bytes = 0;  // the kernel does not tell, or the topology is
                               // not this machine's
   int error = 0;              // errno of its refusal; 0 = none
+};
+
+// What the pool's prefix cache knows of a prompt.
+struct PrefixMatch {
+  SeqId seq = -1;             // the new sequence (MatchPrefix)
+  int64_t tokens = 0;         // computed already: the new sequence's length
+  int64_t shared_blocks = 0;  // the blocks of the first of them
+  int64_t cached_blocks = 0;  // of these, referenced by nobody else: what
+                              // free_blocks() falls by
+  int64_t copied_tokens = 0;  // the last of them, in a block of its own
+};
+
+// Blocks that are not evicted.
+struct PrefixPin {
+  int64_t id = -1;
+  int64_t tokens = 0;  // in whole blocks
+};
+
+// Since Create, but where it says "now".
+struct PrefixCacheStats {
+  int64_t lookups = 0;
+  int64_t lookup_blocks = 0;  // full blocks asked for
+  int64_t hit_blocks = 0;     // of these, found
+  int64_t partial_hits = 0;   // lookups whose next block began like a known one
+  int64_t partial_hit_tokens = 0;
+  int64_t copied_blocks = 0;  // copied for their first tokens
+  int64_t inserted_blocks = 0;
+  int64_t duplicate_blocks = 0;  // computed by two, kept once
+  int64_t evicted_blocks = 0;
+  int64_t collisions = 0;        // equal hashes of different prefixes, met
+  int64_t indexed_blocks = 0;    // now
+  int64_t cached_blocks = 0;     // now: indexed, and nobody references them
+  int64_t pinned_blocks = 0;     // now: indexed and pinned
+  int64_t evictable_blocks = 0;  // now: cached and not pinned
 };
 
 // One NUMA node's part, now.
@@ -300,6 +337,40 @@ class VARLANE_EXPORT KvPool {
   Status Truncate(SeqId seq, int64_t length);
   // Drops the sequence and its references. Errors: kNotFound.
   Status Free(SeqId seq);
+
+  // --- prefixes ------------------------------------------------------------
+  // Full blocks whose tokens are known can be found by a later sequence of the
+  // same tenant that begins with the same tokens, while they are referenced and
+  // until they are evicted. Without KvPoolOptions::prefix_cache nothing is ever
+  // found, and what is committed is forgotten.
+
+  // A new sequence with the longest known prefix of `prompt` that leaves at
+  // least one token, so that there is a row to sample from: its whole blocks
+  // are shared, and a block that begins like the next one is copied. O(tokens).
+  // What a quota does not allow is not taken.
+  // Errors: kInvalidArgument (home_node); kResourceExhausted (heap).
+  Result<PrefixMatch> MatchPrefix(const SequenceOptions& options,
+                                  std::span<const int32_t> prompt);
+  // What MatchPrefix would share, in whole blocks, changing nothing.
+  Result<PrefixMatch> FindPrefix(TenantId tenant,
+                                 std::span<const int32_t> prompt) const;
+  // Says that positions [begin, begin + tokens.size()) of the sequence are
+  // these tokens and that their K/V is written, in every layer: from now on
+  // others may find them. What is committed already is skipped, so a call may
+  // be repeated; Truncate takes back what it cuts. Where another sequence has
+  // computed the same block this one gets that one in its table and gives its
+  // own back: read the table again.
+  // Errors: kNotFound; kOutOfRange where positions are not in the sequence or
+  //         begin behind what is committed; kInvalidArgument where a block that
+  //         is shared is known to hold other tokens; kResourceExhausted (heap).
+  Status CommitTokens(SeqId seq, int64_t begin,
+                      std::span<const int32_t> tokens);
+  // Keeps the longest known prefix of `prompt`, in whole blocks, from eviction.
+  // Errors: kFailedPrecondition (no prefix cache); kResourceExhausted (heap).
+  Result<PrefixPin> PinPrefix(TenantId tenant, std::span<const int32_t> prompt);
+  // Errors: kNotFound.
+  Status UnpinPrefix(int64_t pin);
+  PrefixCacheStats prefix_stats() const;
 
   Result<int64_t> Length(SeqId seq) const;  // tokens
   // Copies the sequence's block table to `out` (its first ceil(length /

@@ -3,7 +3,8 @@
 // There is no prefill phase and no decode phase: each request catches up with
 // its known tokens, within one token budget a step, decodes first. It emits
 // exactly the Batch of attention.h plus slot_mapping and knows no kernels; the
-// caller owns tokens, weights and sampling. Layer 4.
+// caller owns weights and sampling, and says which tokens there are where
+// prefixes are to be found again. Layer 4.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_SCHEDULER_H_
@@ -47,6 +48,10 @@ struct Request {
   int64_t prompt_tokens = 0;   // at least 1
   int64_t max_new_tokens = 1;  // at least 1; the EOS counts
   int priority = 0;            // higher first; ties by arrival
+  TenantId tenant = 0;         // whose quota, and whose prefixes
+  // The prompt's tokens, prompt_tokens of them: what the pool's prefix cache
+  // knows of them is not computed again. Empty = not told. Submit copies them.
+  std::span<const int32_t> prompt = {};
 };
 
 // One sequence's part of a step: query tokens at absolute positions
@@ -90,6 +95,9 @@ struct SchedulerStats {
   int64_t swapped_out = 0;        // of the preemptions: to the swap file
   int64_t swapped_in = 0;         // of these: went on from there
   int64_t swap_losses = 0;        // of these: computed again, I/O failed
+  int64_t started_tokens = 0;     // known tokens of starts, resumed ones too,
+                                  // but those that the swap file had
+  int64_t cached_tokens = 0;      // of these, found in the prefix cache
   int64_t refused = 0;            // submitted while no new work was taken
   bool takes_work = true;
 };
@@ -110,9 +118,10 @@ class VARLANE_EXPORT Scheduler {
   // than the pool can ever hold: then it is not queued. Otherwise kAdmitted or
   // kWait (queued; the pool is too full to start it now): needed_blocks counts
   // it, those before it and what a start must leave free.
-  // Errors: kInvalidArgument (bad counts), kAlreadyExists (id in use);
-  //         kUnavailable while TakeWork(false) holds, and where only blocks
-  //         that the pool has lent (KvPool::GiveBack) would make it fit.
+  // Errors: kInvalidArgument (bad counts, or a prompt of another length),
+  //         kAlreadyExists (id in use); kUnavailable while TakeWork(false)
+  //         holds, and where only blocks that the pool has lent
+  //         (KvPool::GiveBack) would make it fit.
   Result<Admission> Submit(const Request& request);
 
   // Drops a request wherever it is; its blocks come back before the next step.
@@ -135,10 +144,15 @@ class VARLANE_EXPORT Scheduler {
   // their EOS: they end and free their blocks at once, as do those that reached
   // max_new_tokens, which are appended to `ended` (may be null; those named in
   // `finished` are not repeated there). An empty step may be completed or not.
+  // `sampled` has the new token of each entry that samples, in their order, or
+  // is empty: then the prefix cache knows a request's prompt, but not what
+  // follows it.
   // Errors: kFailedPrecondition (no step outstanding, or not this one),
-  //         kNotFound (an id that sampled nothing in it). Nothing changes then.
+  //         kNotFound (an id that sampled nothing in it), kInvalidArgument (too
+  //         few or too many `sampled`). Nothing changes then.
   Status Complete(const Step& step, std::span<const RequestId> finished,
-                  std::vector<RequestId>* ended = nullptr);
+                  std::vector<RequestId>* ended = nullptr,
+                  std::span<const int32_t> sampled = {});
 
   // --- under memory pressure -----------------------------------------------
   // Whether new work is taken: if not, Submit refuses, and none of the waiting
