@@ -145,6 +145,16 @@ Result<Admission> Scheduler::Impl::Submit(const Request& request) try {
     admission.kind = Admission::Kind::kNeverFits;
     return admission;
   }
+  const KvTenantStats tenant = pool_->tenant_stats(request.tenant);
+  if (tenant.quota_blocks >= 0 &&
+      admission.needed_blocks > tenant.quota_blocks) {
+    admission.kind = Admission::Kind::kNeverFits;
+    admission.limit = Admission::Limit::kQuota;
+    admission.free_blocks =
+        std::max<int64_t>(0, tenant.quota_blocks - tenant.used_blocks);
+    admission.capacity_blocks = tenant.quota_blocks;
+    return admission;
+  }
   // What must be free for it to start: itself and all that go before it. Ends
   // early, so a long queue costs no more than the pool's blocks.
   const TrackedRequest* self = queue_.Add(request);

@@ -3,6 +3,7 @@
 #include "serving/step_planner.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -29,8 +30,10 @@ Status StepPlanner::Plan() {
   VARLANE_RETURN_IF_ERROR(PlanRunning(/*decodes=*/true));
   VARLANE_RETURN_IF_ERROR(PlanRunning(/*decodes=*/false));
   // Blocks were short a moment ago: whoever starts now would be the next
-  // victim, if it is not the last one.
-  if (!preempted_ && !deferred_) VARLANE_RETURN_IF_ERROR(PlanWaiting());
+  // victim, if it is not the last one. Unless a quota sent the only one back.
+  if ((!preempted_ || plan_.empty()) && !deferred_) {
+    VARLANE_RETURN_IF_ERROR(PlanWaiting());
+  }
   waits_for_swap_ =
       plan_.empty() && (loading || deferred_ || swaps_.busy() ||
                         swaps_.completions() != completions_before_);
@@ -51,8 +54,10 @@ Status StepPlanner::PlanRunning(bool decodes) {
     }
     const Result<int64_t> count = Grow(request);
     VARLANE_RETURN_IF_ERROR(count.status());
-    // Preempted itself: it was the last running one, and is gone.
-    if (*count == 0) break;
+    if (*count == 0) {  // preempted itself, and with it the last of its tenant
+      it = running.upper_bound(request);
+      continue;
+    }
     if (*count == kDeferred) {
       deferred_ = true;
       ++it;
@@ -67,48 +72,70 @@ Status StepPlanner::PlanRunning(bool decodes) {
 }
 
 // In strict order: a request that does not fit is not overtaken by a smaller
-// one, or it might wait for ever.
+// one, or it might wait for ever. But one that its tenant's quota holds back
+// waits for that tenant alone: others' requests go past it, its own do not.
 Status StepPlanner::PlanWaiting() {
   if (queue_->waiting().empty()) return {};
   int64_t promised = CatchUpBlocks();
-  while (budget_left_ > 0 && !queue_->waiting().empty() &&
+  quota_bound_.clear();
+  auto next = queue_->waiting().begin();
+  while (budget_left_ > 0 && next != queue_->waiting().end() &&
          (!hold_starts_ || queue_->running().empty()) &&
          static_cast<int64_t>(queue_->running().size()) < options_.max_seqs) {
-    TrackedRequest* request = *queue_->waiting().begin();
-    const int64_t spare =
-        queue_->running().empty() ? 0 : promised + WatermarkBlocks();
-    const RequestSwaps::Resume resume = swaps_.ResumeOf(request);
-    if (resume == RequestSwaps::Resume::kNotYet) break;
-    if (resume == RequestSwaps::Resume::kReadBack) {
-      if (Blocks(request->known()) + spare > pool_->free_blocks()) break;
-      const Result<bool> begun = BeginReadBack(request);
-      VARLANE_RETURN_IF_ERROR(begun.status());
-      if (!*begun) break;
-      promised += Blocks(request->known()) - Blocks(request->length);
+    TrackedRequest* request = *next++;  // it may leave the queue
+    const TenantId tenant = request->request.tenant;
+    if (std::find(quota_bound_.begin(), quota_bound_.end(), tenant) !=
+        quota_bound_.end()) {
       continue;
     }
-    const Result<bool> fits = Fits(*request, spare);
-    VARLANE_RETURN_IF_ERROR(fits.status());
-    if (!*fits) break;
-    VARLANE_RETURN_IF_ERROR(Begin(request));
-    const int64_t cached = request->computed;
-    const bool is_decode = request->outstanding() == 1;
-    const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
-    if (!count.ok() || *count == 0) {  // others took blocks meanwhile
-      GiveBack(request);
-      return count.status();
+    const Result<Start> start = TryStart(
+        request, queue_->running().empty() ? 0 : promised + WatermarkBlocks());
+    VARLANE_RETURN_IF_ERROR(start.status());
+    if (*start == Start::kNotNow) break;
+    if (*start == Start::kQuotaFull) {
+      quota_bound_.push_back(tenant);
+      continue;
     }
-    started_tokens_ += request->known();
-    cached_tokens_ += cached;
-    queue_->Start(request);
-    // A prompt of one token is a decode: it stands with them.
-    plan_.insert(is_decode ? plan_.begin() + plan_decodes_ : plan_.end(),
-                 request);
-    plan_decodes_ += is_decode ? 1 : 0;
-    budget_left_ -= *count;
     promised += Blocks(request->known()) - Blocks(request->length);
   }
   return {};
+}
+
+// Starts the request, from the swap file or from what the prefix cache knows of
+// it, if that leaves `spare` blocks to those that run.
+Result<StepPlanner::Start> StepPlanner::TryStart(TrackedRequest* request,
+                                                 int64_t spare) {
+  const RequestSwaps::Resume resume = swaps_.ResumeOf(request);
+  if (resume == RequestSwaps::Resume::kNotYet) return Start::kNotNow;
+  const bool reads_back = resume == RequestSwaps::Resume::kReadBack;
+  const Result<Start> start = MayStart(*request, spare, !reads_back);
+  if (!start.ok() || *start != Start::kNow) return start;
+  const Result<bool> begun =
+      reads_back ? BeginReadBack(request) : BeginComputing(request);
+  VARLANE_RETURN_IF_ERROR(begun.status());
+  return *begun ? Start::kNow : Start::kNotNow;
+}
+
+// False: others took blocks meanwhile.
+Result<bool> StepPlanner::BeginComputing(TrackedRequest* request) {
+  VARLANE_RETURN_IF_ERROR(MakeSequence(request));
+  const int64_t cached = request->computed;
+  const bool is_decode = request->outstanding() == 1;
+  const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
+  if (!count.ok() || *count == 0) {
+    GiveBack(request);
+    VARLANE_RETURN_IF_ERROR(count.status());
+    return false;
+  }
+  started_tokens_ += request->known();
+  cached_tokens_ += cached;
+  queue_->Start(request);
+  // A prompt of one token is a decode: it stands with them.
+  plan_.insert(is_decode ? plan_.begin() + plan_decodes_ : plan_.end(),
+               request);
+  plan_decodes_ += is_decode ? 1 : 0;
+  budget_left_ -= *count;
+  return true;
 }
 
 // Starts a request that goes on from the swap file, once it is read. False:
@@ -131,22 +158,40 @@ Result<bool> StepPlanner::BeginReadBack(TrackedRequest* request) {
 }
 
 // Blocks that the prefix cache has need not be found, but those that nobody
-// references now are no longer there for others.
-Result<bool> StepPlanner::Fits(const TrackedRequest& request,
-                               int64_t spare) const {
+// references now are no longer there for others, and count anew against the
+// quota.
+Result<StepPlanner::Start> StepPlanner::MayStart(const TrackedRequest& request,
+                                                 int64_t spare,
+                                                 bool may_match) const {
+  const TenantId tenant = request.request.tenant;
+  const int64_t free = pool_->free_blocks() - spare;
+  const int64_t quota = QuotaFor(tenant);
   int64_t needed = Blocks(request.known());
-  const int64_t free = pool_->free_blocks();
-  if (needed + spare > free && !request.tokens.empty() && spare < free) {
-    const Result<PrefixMatch> match =
-        pool_->FindPrefix(request.request.tenant, request.tokens);
+  if (needed > std::min(free, quota) && std::min(free, quota) > 0 &&
+      may_match && !request.tokens.empty()) {
+    const Result<PrefixMatch> match = pool_->FindPrefix(tenant, request.tokens);
     VARLANE_RETURN_IF_ERROR(match.status());
     needed += match->cached_blocks - match->shared_blocks;
   }
-  return needed + spare <= free;
+  if (needed > quota) return Start::kQuotaFull;
+  return needed > free ? Start::kNotNow : Start::kNow;
+}
+
+// What a starting request of the tenant may take: what its running ones do not
+// need yet to catch up, as with SpareBlocks.
+int64_t StepPlanner::QuotaFor(TenantId tenant) const {
+  const KvTenantStats stats = pool_->tenant_stats(tenant);
+  if (stats.quota_blocks < 0) return std::numeric_limits<int64_t>::max();
+  int64_t left = stats.quota_blocks - stats.used_blocks;
+  for (const TrackedRequest* running : queue_->running()) {
+    if (running->request.tenant != tenant) continue;
+    left -= Blocks(running->known()) - Blocks(running->length);
+  }
+  return left;
 }
 
 // Gives the request a sequence, with what is computed of it already.
-Status StepPlanner::Begin(TrackedRequest* request) {
+Status StepPlanner::MakeSequence(TrackedRequest* request) {
   const SequenceOptions options = {.tenant = request->request.tenant};
   if (request->tokens.empty()) {
     request->sequence = pool_->CreateSequence(options);
@@ -182,7 +227,8 @@ void StepPlanner::Abandon() {
 
 // Makes room for the request's next chunk, or for what fits of it, at least one
 // token, preempting from the back of the order while not even one fits.
-// 0: `request` was itself the last.
+// Where it is the tenant's quota that is used up, the victim is one of that
+// tenant. 0: `request` was itself the last.
 Result<int64_t> StepPlanner::Grow(TrackedRequest* request) {
   for (;;) {
     // Asked first: blocks that came meanwhile are found, none is missed.
@@ -191,11 +237,22 @@ Result<int64_t> StepPlanner::Grow(TrackedRequest* request) {
     const Result<int64_t> count = AppendWhatFits(request, ChunkOf(*request));
     if (!count.ok() || *count > 0) return count;
     if (blocks_come) return kDeferred;
-    if (queue_->running().size() == 1) return Stuck(*request);
-    TrackedRequest* victim = queue_->victim();
+    const bool by_quota = refused_by_ == Admission::Limit::kQuota;
+    if (!by_quota && queue_->running().size() == 1) return Stuck(*request);
+    TrackedRequest* victim =
+        by_quota ? LastOf(request->request.tenant) : queue_->victim();
     Preempt(victim);
     if (victim == request) return int64_t{0};
   }
+}
+
+// Requires: one of the tenant's is running.
+TrackedRequest* StepPlanner::LastOf(TenantId tenant) const {
+  const RequestQueue::Ordered& running = queue_->running();
+  return *std::find_if(running.rbegin(), running.rend(),
+                       [tenant](const TrackedRequest* request) {
+                         return request->request.tenant == tenant;
+                       });
 }
 
 // A shorter chunk is better than a preemption: nothing is computed twice.
@@ -208,6 +265,7 @@ Result<int64_t> StepPlanner::AppendWhatFits(TrackedRequest* request,
       request->length += want;
       return want;
     }
+    refused_by_ = answer->limit;
     const int64_t missing =
         std::max<int64_t>(1, answer->needed_blocks - answer->free_blocks);
     const int64_t end =
@@ -269,6 +327,14 @@ int64_t StepPlanner::CatchUpBlocks() const {
 // that it fits the whole pool, so either somebody else holds blocks, which the
 // caller can cure and try again, or the books are wrong.
 Status StepPlanner::Stuck(const TrackedRequest& request) const {
+  const KvTenantStats tenant = pool_->tenant_stats(request.request.tenant);
+  VARLANE_REQUIRE(
+      tenant.quota_blocks < 0 ||
+          Blocks(request.known()) <= tenant.quota_blocks - tenant.used_blocks,
+      StatusCode::kResourceExhausted, "request ", request.request.id,
+      " cannot go on: sequences that are not the scheduler's hold ",
+      tenant.used_blocks, " of the ", tenant.quota_blocks,
+      " blocks that tenant ", request.request.tenant, " may have");
   const int64_t capacity = pool_->capacity_blocks();
   const int64_t foreign = capacity - pool_->free_blocks() - OwnedBlocks();
   VARLANE_REQUIRE(foreign <= 0, StatusCode::kResourceExhausted, "request ",

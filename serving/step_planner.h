@@ -75,11 +75,17 @@ class StepPlanner {
   Status PlanWaiting();
   // Not now: blocks come free when a victim has been written.
   static constexpr int64_t kDeferred = -1;
-  Result<bool> Fits(const TrackedRequest& request, int64_t spare) const;
-  Status Begin(TrackedRequest* request);
+  enum class Start { kNow, kNotNow, kQuotaFull };
+  Result<Start> TryStart(TrackedRequest* request, int64_t spare);
+  Result<Start> MayStart(const TrackedRequest& request, int64_t spare,
+                         bool may_match) const;
+  Result<bool> BeginReadBack(TrackedRequest* request);
+  Result<bool> BeginComputing(TrackedRequest* request);
+  Status MakeSequence(TrackedRequest* request);
+  int64_t QuotaFor(TenantId tenant) const;
+  TrackedRequest* LastOf(TenantId tenant) const;
   void GiveBack(TrackedRequest* request);
   Result<int64_t> Grow(TrackedRequest* request);
-  Result<bool> BeginReadBack(TrackedRequest* request);
   Result<int64_t> AppendWhatFits(TrackedRequest* request, int64_t want);
   void Preempt(TrackedRequest* victim);
   int64_t ChunkOf(const TrackedRequest& request) const;
@@ -96,7 +102,9 @@ class StepPlanner {
   RequestQueue* const queue_;
   RequestSwaps swaps_;
   std::vector<TrackedRequest*> plan_;
-  int64_t plan_decodes_ = 0;  // stand first; only right if !preempted_
+  std::vector<TenantId> quota_bound_;  // by this plan, none of theirs starts
+  Admission::Limit refused_by_ = {};   // the last append that was
+  int64_t plan_decodes_ = 0;           // stand first; only right if !preempted_
   int64_t budget_left_ = 0;
   bool preempted_ = false;  // by this plan
   bool deferred_ = false;   // somebody waits for blocks that come
