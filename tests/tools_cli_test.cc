@@ -103,8 +103,10 @@ TEST_F(CliTest, HelpOfEachCommandListsItsOptionsWithExamples) {
       {"replay",
        {"--json", "--requests", "--scale-lengths", "--model", "--layers",
         "--token-budget", "--max-seqs", "--rate", "--concurrency", "--verify",
-        "--demo", "--trace"}},
-      {"trace", {"--json", "--out", "--seed", "--requests"}}};
+        "--demo", "--trace", "--no-prefix-cache"}},
+      {"trace",
+       {"--json", "--out", "--seed", "--requests", "--prefix-hits",
+        "--capacity"}}};
   for (const Help& help : helps) {
     const Outcome outcome = Varlane(std::string(help.command) + " --help");
     EXPECT_EQ(outcome.exit_code, 0);
@@ -134,6 +136,12 @@ TEST_F(CliTest, AWrongCommandLineIsOneLineAndExitCodeTwo) {
                 "\"x\" is not search, map, planned or padded");
   ExpectRefusal("replay", 2, "either TRACE or --demo");
   ExpectRefusal("replay --demo --rate 1 --concurrency 2", 2, "excludes");
+  ExpectRefusal("trace --prefix-hits x --capacity 3q", 2,
+                "\"3q\" is not a number of blocks");
+  ExpectRefusal("trace --prefix-hits x --capacity 3,", 2,
+                "\"\" is not a number of blocks");
+  ExpectRefusal("trace --prefix-hits x --capacity 0", 2, "\"0\" is not");
+  ExpectRefusal("trace --capacity 3", 2, "--prefix-hits");
 }
 
 // --- refusals ----------------------------------------------------------------
@@ -687,6 +695,60 @@ TEST_F(CliTest, AStarvedPoolPreemptsAndStillServesEverythingRight) {
   EXPECT_EQ(json["steps"]["generated_tokens"], 800);
   EXPECT_EQ(json["verification"]["failed_rows"], 0);
   EXPECT_GT(json["verification"]["rows"].get<int64_t>(), 0);
+}
+
+TEST_F(CliTest, PrefixHitsOfATrace) {
+  const auto line = [](int count, const char* ids) {
+    return "{\"timestamp\": 0, \"input_length\": " +
+           std::to_string(512 * count) +
+           ", \"output_length\": 1, \"hash_ids\": [" + ids + "]}\n";
+  };
+  const std::string path =
+      Write("t.jsonl", line(3, "1, 2, 3") + line(3, "1, 2, 4") +
+                           line(3, "1, 2, 3") + line(1, "9"));
+  const Outcome outcome =
+      Varlane("trace --prefix-hits " + path + " --capacity 3,1k,all --json -");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["blocks"], 10);
+  EXPECT_EQ(json["distinct_blocks"], 5);
+  ASSERT_EQ(json["rows"].size(), 3u);
+  EXPECT_EQ(json["rows"][0]["hit_blocks"], 4);
+  EXPECT_EQ(json["rows"][0]["evicted_blocks"], 3);
+  EXPECT_EQ(json["rows"][1]["capacity_blocks"], 1000);
+  EXPECT_EQ(json["rows"][2]["capacity_blocks"], 5);
+  EXPECT_EQ(json["rows"][2]["hit_blocks"], 5);
+  EXPECT_EQ(json["rows"][2]["hit_rate"], 0.5);
+  const Outcome text = Varlane("trace --prefix-hits " + path);
+  EXPECT_NE(text.out.find("50.00%"), std::string::npos) << text.out;
+  ExpectRefusal(
+      "trace --prefix-hits " + Write("a.csv",
+                                     "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+                                     "2024-01-01 00:00:00,20,100\n"),
+      1, "has no hash_ids");
+}
+
+TEST_F(CliTest, ReplaySkipsSharedPrefixesUnlessToldNotTo) {
+  const std::string path = Path("shared.jsonl");
+  ASSERT_EQ(Varlane("trace --format mooncake --requests 24 --input-median 900 "
+                    "--shared-share 1 --system-prompts 2 --out " +
+                    path)
+                .exit_code,
+            0);
+  int64_t generated[2];
+  for (const bool on : {false, true}) {
+    const Outcome outcome =
+        Varlane("replay " + path + " --scale-lengths 1/16 --verify 1" +
+                (on ? "" : " --no-prefix-cache") + kSmallModel + " --json -");
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["prefix_cache"]["enabled"], on);
+    EXPECT_EQ(json["prefix_cache"]["cached_tokens"].get<int64_t>() > 0, on);
+    EXPECT_EQ(json["prefix_cache"]["hit_rate"].get<double>() > 0.1, on);
+    EXPECT_EQ(json["verification"]["failed_rows"], 0);
+    generated[on] = json["steps"]["generated_tokens"].get<int64_t>();
+  }
+  EXPECT_EQ(generated[0], generated[1]);
 }
 
 TEST_F(CliTest, WrittenTracesReplayInBothFormatsAndLoops) {

@@ -177,6 +177,9 @@ void AddPoolFlags(CLI::App* command, ReplayOptions* options) {
                    "Write the metrics to FILE as Prometheus' text, each second "
                    "and at the end")
       ->type_name("FILE");
+  command->add_flag("!--no-prefix-cache", options->prefix_cache,
+                    "Compute every prompt in full, also where the pool has its "
+                    "first blocks already");
   command->add_option("--memory-root", options->memory_root)->group("");
 }
 
@@ -185,6 +188,10 @@ constexpr const char* kFooter =
     "position,\n"
     "layer, head). Latencies and rates are on the serving clock: wall time\n"
     "without making inputs and verifying. TTFT counts from arrival.\n"
+    "Prompts that begin with the same hash_ids share K/V through the pool's "
+    "prefix\n"
+    "cache; what is found is not computed, but what attends to it is "
+    "verified.\n"
     "Exit code 1 when a row fails verification.\n"
     "Examples:\n"
     "  varlane replay --demo\n"

@@ -97,6 +97,8 @@ class Replay {
   Step step_;
   AttentionPlan plan_;
   std::vector<RequestId> ended_;
+  std::vector<int32_t> prompt_;   // of the request being submitted
+  std::vector<int32_t> sampled_;  // of the step
   std::vector<double> step_seconds_;
   std::vector<double> step_tokens_;
   std::vector<double> step_seqs_;
@@ -114,6 +116,7 @@ Status Replay::Create() {
   pool.layout = ReplayLayout(options_);
   pool.num_blocks = result_.sizing.blocks;
   pool.huge_pages = runtime_->options().huge_pages;
+  pool.prefix_cache = options_.prefix_cache;
   VARLANE_TOOLS_ASSIGN(pool_, KvPool::Create(pool, runtime_));
   VARLANE_TOOLS_ASSIGN(scheduler_,
                        Scheduler::Create(options_.scheduler, pool_.get()));
@@ -146,6 +149,10 @@ Result<bool> Replay::SubmitNext(double arrival) {
   request.id = next_;
   request.prompt_tokens = from.input_tokens;
   request.max_new_tokens = from.output_tokens;
+  if (options_.prefix_cache) {
+    prompt_ = workload_.Prompt(next_);
+    request.prompt = prompt_;
+  }
   const Result<Admission> submitted = scheduler_->Submit(request);
   if (submitted.status().code() == StatusCode::kUnavailable) return false;
   VARLANE_TOOLS_ASSIGN(const Admission admission, submitted);
@@ -254,13 +261,18 @@ void Replay::CountStep(double step_seconds) {
 
 Status Replay::CompleteStep(double step_start) {
   const double now = Now();
+  sampled_.clear();
   for (const StepEntry& entry : step_.entries) {
-    if (entry.samples) log_.Token(entry.request, now);
+    if (!entry.samples) continue;
+    log_.Token(entry.request, now);
+    if (!options_.prefix_cache) continue;
+    sampled_.push_back(
+        workload_.TokenIdAt(entry.request, entry.begin + entry.count));
   }
   CountStep(now - step_start);
   PhaseTimer timer(&result_.seconds.schedule);
   ended_.clear();
-  VARLANE_TOOLS_TRY(scheduler_->Complete(step_, {}, &ended_));
+  VARLANE_TOOLS_TRY(scheduler_->Complete(step_, {}, &ended_, sampled_));
   for (const RequestId id : ended_) log_.Ended(id);
   in_flight_ -= static_cast<int64_t>(ended_.size());
   return {};
@@ -297,6 +309,7 @@ Status Replay::RunStep() {
 void Replay::Finish() {
   result_.seconds.wall = SecondsSince(start_);
   result_.pool = pool_->stats();
+  result_.prefixes = pool_->prefix_stats();
   result_.scheduler = scheduler_->stats();
   result_.ended = log_.ended();
   result_.generated_tokens = log_.generated_tokens();

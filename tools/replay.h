@@ -41,6 +41,7 @@ struct ReplayOptions {
   int64_t kv_bytes = 0;      //   memory budget does
   double fraction = 0;       // claim policy; 0 = environment, else what fits
   int64_t weights_bytes = 0;
+  bool prefix_cache = true;  // what the pool knows of a prompt is not computed
   std::string memory_root;   // tests: where /proc and /sys are
   Tracer* tracer = nullptr;  // gets the pool's use, step by step
   bool pressure = false;     // gives memory back where it is short
@@ -73,6 +74,7 @@ struct PhaseSeconds {
 struct ReplayResult {
   PoolSizing sizing;
   KvPoolStats pool;
+  PrefixCacheStats prefixes;
   SchedulerStats scheduler;
   std::optional<ServingPressureStats> pressure;
   std::string simd_target;

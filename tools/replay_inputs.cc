@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <new>
 #include <span>
 
@@ -30,17 +31,49 @@ Result<Workload> Workload::Create(const Trace& trace, double scale_lengths) {
   }
   workload.hash_block_tokens_ = std::max<int64_t>(
       1, std::llround(static_cast<double>(kHashBlockTokens) * scale_lengths));
+  for (const TraceRequest& request : workload.requests_) {
+    for (const int64_t hash_id : request.hash_ids) {
+      workload.hash_numbers_.try_emplace(
+          hash_id, static_cast<int32_t>(workload.hash_numbers_.size()));
+    }
+  }
+  const auto streams = static_cast<int64_t>(workload.hash_numbers_.size()) +
+                       std::ssize(workload.requests_);
+  if (streams > std::numeric_limits<int32_t>::max()) {
+    return BadArgument(
+        "{} requests and hash_ids are more than token ids can "
+        "tell apart",
+        streams);
+  }
   return workload;
 }
 
-SynthToken Workload::TokenAt(int64_t id, int64_t position) const {
+std::optional<int64_t> Workload::HashIdAt(int64_t id, int64_t position) const {
   const TraceRequest& r = request(id);
-  if (position < r.input_tokens && !r.hash_ids.empty()) {
-    const int64_t last = static_cast<int64_t>(r.hash_ids.size()) - 1;
-    const int64_t block = std::min(position / hash_block_tokens_, last);
-    return {HashIdStream(r.hash_ids[static_cast<size_t>(block)]), position};
+  if (position >= r.input_tokens || r.hash_ids.empty()) return std::nullopt;
+  const int64_t last = static_cast<int64_t>(r.hash_ids.size()) - 1;
+  const int64_t block = std::min(position / hash_block_tokens_, last);
+  return r.hash_ids[static_cast<size_t>(block)];
+}
+
+SynthToken Workload::TokenAt(int64_t id, int64_t position) const {
+  const std::optional<int64_t> hash_id = HashIdAt(id, position);
+  return {hash_id ? HashIdStream(*hash_id) : RequestStream(id), position};
+}
+
+int32_t Workload::TokenIdAt(int64_t id, int64_t position) const {
+  const std::optional<int64_t> hash_id = HashIdAt(id, position);
+  if (hash_id) return hash_numbers_.at(*hash_id);
+  return static_cast<int32_t>(static_cast<int64_t>(hash_numbers_.size()) + id);
+}
+
+std::vector<int32_t> Workload::Prompt(int64_t id) const {
+  std::vector<int32_t> prompt;
+  prompt.reserve(static_cast<size_t>(request(id).input_tokens));
+  for (int64_t p = 0; p < request(id).input_tokens; ++p) {
+    prompt.push_back(TokenIdAt(id, p));
   }
-  return {RequestStream(id), position};
+  return prompt;
 }
 
 int64_t Workload::input_tokens() const {

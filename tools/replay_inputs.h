@@ -6,6 +6,8 @@
 #define VARLANE_TOOLS_REPLAY_INPUTS_H_
 
 #include <cstdint>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "tools/kv_synth.h"
@@ -27,7 +29,8 @@ class Workload {
  public:
   // Lengths are multiplied by `scale_lengths`, rounded up; so a hash_id stands
   // for 512 x scale_lengths tokens.
-  // Errors: kInvalidArgument naming row and length when a length passes 2^30.
+  // Errors: kInvalidArgument naming row and length when a length passes 2^30,
+  //         or more than 2^31 - 1 requests and hash_ids in all.
   static Result<Workload> Create(const Trace& trace, double scale_lengths);
 
   int64_t size() const { return static_cast<int64_t>(requests_.size()); }
@@ -35,6 +38,12 @@ class Workload {
     return requests_[static_cast<size_t>(id)];
   }
   SynthToken TokenAt(int64_t id, int64_t position) const;
+  // The id that stands for it in a prefix cache. Equal ids at equal positions
+  // are equal tokens, and the other way round: an id says the stream, in dense
+  // numbers and not by a hash, so that two never collide.
+  int32_t TokenIdAt(int64_t id, int64_t position) const;
+  // The ids of the request's prompt. Throws std::bad_alloc.
+  std::vector<int32_t> Prompt(int64_t id) const;
 
   int64_t input_tokens() const;  // of all requests
   int64_t output_tokens() const;
@@ -42,8 +51,13 @@ class Workload {
   int64_t PeakBlocks(int64_t count, int64_t block_size) const;
 
  private:
+  // Where the trace says so.
+  std::optional<int64_t> HashIdAt(int64_t id, int64_t position) const;
+
   std::vector<TraceRequest> requests_;
   int64_t hash_block_tokens_ = kHashBlockTokens;
+  // hash_id -> its number; requests' own streams are numbered behind them.
+  std::unordered_map<int64_t, int32_t> hash_numbers_;
 };
 
 // Q, K, V and the outputs of one step and layer, reused. Values are bf16.

@@ -74,7 +74,22 @@ std::string SetUpText(const ReplayOptions& options, const Workload& workload,
   return table.ToString();
 }
 
-std::string BatchText(const ReplayResult& r) {
+// Of the prompts, or of what a preempted request had to catch up with.
+double HitRate(const ReplayResult& r) {
+  return Share(static_cast<double>(r.scheduler.cached_tokens),
+               static_cast<double>(r.scheduler.started_tokens));
+}
+
+std::string PrefixText(const ReplayOptions& options, const ReplayResult& r) {
+  if (!options.prefix_cache) return "off";
+  return fmt::format(
+      "{} of {} tokens to compute were found ({:.1f}%); {} blocks evicted",
+      FormatCount(r.scheduler.cached_tokens),
+      FormatCount(r.scheduler.started_tokens), 100 * HitRate(r),
+      FormatCount(r.prefixes.evicted_blocks));
+}
+
+std::string BatchText(const ReplayOptions& options, const ReplayResult& r) {
   Table table({Align::kLeft});
   table.AddRow(
       {"steps",
@@ -88,6 +103,7 @@ std::string BatchText(const ReplayResult& r) {
                                FormatCount(r.ended), FormatCount(r.never_fit),
                                FormatCount(r.scheduler.preemptions),
                                FormatCount(r.scheduler.recomputed_tokens))});
+  table.AddRow({"prefix cache", PrefixText(options, r)});
   table.AddRow(
       {"launches",
        fmt::format(
@@ -246,6 +262,21 @@ Json StepsToJson(const ReplayResult& r) {
           {"seqs_per_step", ToJson(r.step_seqs)}};
 }
 
+Json PrefixesToJson(const ReplayOptions& options, const ReplayResult& r) {
+  return {{"enabled", options.prefix_cache},
+          {"started_tokens", r.scheduler.started_tokens},
+          {"cached_tokens", r.scheduler.cached_tokens},
+          {"hit_rate", HitRate(r)},
+          {"lookups", r.prefixes.lookups},
+          {"lookup_blocks", r.prefixes.lookup_blocks},
+          {"hit_blocks", r.prefixes.hit_blocks},
+          {"partial_hits", r.prefixes.partial_hits},
+          {"copied_blocks", r.prefixes.copied_blocks},
+          {"inserted_blocks", r.prefixes.inserted_blocks},
+          {"duplicate_blocks", r.prefixes.duplicate_blocks},
+          {"evicted_blocks", r.prefixes.evicted_blocks}};
+}
+
 Json LaunchesToJson(const ReplayResult& r) {
   const Rates rates = RatesOf(r);
   return {{"launches", r.num_launches},
@@ -275,7 +306,7 @@ std::string ReplayText(const ReplayOptions& options, const Workload& workload,
       "Throughput: {} prefill tokens/s, {} decode tokens/s, {:.2f} requests/s\n"
       "Attention:  {:.1f} GB/s of K/V read, {:.1f} GFLOP/s\n\n"
       "Latency\n{}\nTime\n{}{}\nVerification\n{}",
-      SetUpText(options, workload, result), BatchText(result),
+      SetUpText(options, workload, result), BatchText(options, result),
       FormatCount(static_cast<int64_t>(rates.prefill_tokens)),
       FormatCount(static_cast<int64_t>(rates.decode_tokens)), rates.requests,
       rates.gb, rates.gflop, LatencyText(result), TimeText(result),
@@ -289,6 +320,7 @@ Json ReplayJson(const ReplayOptions& options, const Workload& workload,
   return {{"setup", SetUpToJson(options, workload, r)},
           {"pool", PoolToJson(r)},
           {"steps", StepsToJson(r)},
+          {"prefix_cache", PrefixesToJson(options, r)},
           {"throughput",
            {{"prefill_tokens_per_s", rates.prefill_tokens},
             {"decode_tokens_per_s", rates.decode_tokens},
