@@ -21,6 +21,7 @@ KvPoolMetrics TakePoolMetrics(const KvPool& pool) {
     metrics.nodes.push_back(pool.node_stats(node));
   }
   metrics.tenants = pool.tenants();
+  metrics.prefixes = pool.prefix_stats();
   return metrics;
 }
 

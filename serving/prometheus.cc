@@ -125,6 +125,31 @@ void WriteTenants(const KvPoolMetrics& pool, Exposition* out) {
   family([](const KvTenantStats& stats) { return stats.refusals; });
 }
 
+void WritePrefixes(const PrefixCacheStats& stats, Exposition* out) {
+  out->Counter("varlane_prefix_lookups_total",
+               "Prompts looked up in the prefix cache.", stats.lookups);
+  out->Counter("varlane_prefix_lookup_blocks_total",
+               "Full blocks of these prompts.", stats.lookup_blocks);
+  out->Counter("varlane_prefix_hit_blocks_total", "Of these blocks, found.",
+               stats.hit_blocks);
+  out->Counter("varlane_prefix_copied_blocks_total",
+               "Blocks copied for their first tokens.", stats.copied_blocks);
+  out->Counter("varlane_prefix_inserted_blocks_total",
+               "Blocks that can be found, or could be.", stats.inserted_blocks);
+  out->Counter("varlane_prefix_duplicate_blocks_total",
+               "Blocks that two computed, kept once.", stats.duplicate_blocks);
+  out->Counter("varlane_prefix_collisions_total",
+               "Equal hashes of different prefixes, met and told apart.",
+               stats.collisions);
+  out->Gauge("varlane_prefix_indexed_blocks", "Blocks that can be found.",
+             stats.indexed_blocks);
+  out->Gauge("varlane_prefix_pinned_blocks", "Of these, pinned.",
+             stats.pinned_blocks);
+  out->Gauge("varlane_prefix_evictable_blocks",
+             "Of these, neither referenced nor pinned.",
+             stats.evictable_blocks);
+}
+
 void WriteScheduler(const SchedulerStats& stats, Exposition* out) {
   out->Gauge("varlane_requests", "Requests that have not ended, by state.");
   out->Sample({{"state", "waiting"}}, stats.waiting);
@@ -145,6 +170,11 @@ void WriteScheduler(const SchedulerStats& stats, Exposition* out) {
   out->Counter("varlane_recomputed_tokens_total",
                "Tokens computed again after a preemption.",
                stats.recomputed_tokens);
+  out->Counter("varlane_started_tokens_total",
+               "Tokens that starting requests had to catch up with.",
+               stats.started_tokens);
+  out->Counter("varlane_cached_tokens_total",
+               "Of these, found in the prefix cache.", stats.cached_tokens);
   out->Counter("varlane_preemptions_total", "Running requests sent back.",
                stats.preemptions);
   out->Counter("varlane_preemption_swaps_total",
@@ -292,6 +322,7 @@ Result<std::string> PrometheusText(const Metrics& metrics,
     WriteSlabs(metrics.pool->stats, &out);
     WriteNodes(*metrics.pool, &out);
     WriteTenants(*metrics.pool, &out);
+    WritePrefixes(metrics.pool->prefixes, &out);
   }
   if (metrics.scheduler) WriteScheduler(*metrics.scheduler, &out);
   if (metrics.swap) WriteSwap(*metrics.swap, &out);

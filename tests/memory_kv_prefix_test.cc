@@ -313,6 +313,31 @@ TEST(KvPrefixTest, MovedBlocksAreFoundWhereTheyAre) {
   VARLANE_EXPECT_OK(pool->CheckInvariants());
 }
 
+// While a step is outstanding, too: nobody reads a block that none references.
+TEST(KvPrefixTest, PrefixesSurviveMemoryThatIsGivenBackForAWhile) {
+  const auto pool = MakePool(2048);
+  const Sequence low = Finished(pool.get(), From(1000, 16 * 1500));
+  const Sequence high = Finished(pool.get(), From(1, 80));
+  VARLANE_ASSERT_OK(pool->Truncate(low.id, 16 * 100));
+  VARLANE_ASSERT_OK(pool->Free(high.id));
+  EXPECT_EQ(pool->stats().cached_blocks, 1405);
+  pool->BeginStep();
+  const Result<KvResize> given = pool->GiveBack({.bytes = int64_t{4} << 20});
+  pool->EndStep();
+  VARLANE_ASSERT_OK(given);
+  EXPECT_EQ(given->capacity_blocks, 1024);
+  VARLANE_EXPECT_OK(pool->CheckInvariants());
+  // For 1405 cached blocks there are 924 places: the latest stay.
+  PrefixMatch match;
+  const Sequence again = Start(pool.get(), From(1, 81), &match);
+  EXPECT_EQ(match.tokens, 80);
+  ExpectContents(*pool, again);
+  VARLANE_ASSERT_OK(pool->TakeBack(int64_t{1} << 30));
+  EXPECT_EQ(pool->capacity_blocks(), 2048);
+  ExpectContents(*pool, again);
+  VARLANE_EXPECT_OK(pool->CheckInvariants());
+}
+
 TEST(KvPrefixTest, WithoutACacheNothingIsFound) {
   const Result<std::unique_ptr<KvPool>> pool =
       KvPool::Create({.layout = kLayout, .num_blocks = 8}, SharedRuntime());
@@ -469,6 +494,10 @@ class RandomPrefixes {
           1 + static_cast<int64_t>(Random(static_cast<uint64_t>(room)))));
     } else if (Random(8) == 0) {
       VARLANE_ASSERT_OK(pool_->Compact());
+    } else if (Random(4) == 0) {
+      // With and without moving what sequences hold.
+      (void)pool_->GiveBack({.bytes = 1, .move_blocks = Random(2) == 0});
+      VARLANE_ASSERT_OK(pool_->TakeBack(int64_t{1} << 40));
     } else if (pool_->capacity_blocks() > 30) {
       // Refused where sequences or pins need more.
       (void)pool_->Shrink(1 + static_cast<int64_t>(Random(16)));

@@ -267,6 +267,33 @@ TEST(MetricsTest, PressureAndMemoryAreTold) {
       << text;
 }
 
+TEST(MetricsTest, PrefixesAreTold) {
+  Metrics metrics;
+  metrics.pool.emplace();
+  metrics.pool->prefixes = {.lookups = 1,
+                            .lookup_blocks = 2,
+                            .hit_blocks = 3,
+                            .copied_blocks = 4,
+                            .inserted_blocks = 5,
+                            .duplicate_blocks = 6,
+                            .collisions = 7,
+                            .indexed_blocks = 8,
+                            .pinned_blocks = 9,
+                            .evictable_blocks = 10};
+  metrics.scheduler = SchedulerStats{.started_tokens = 11, .cached_tokens = 12};
+  const Scrape scrape(TextOf(metrics));
+  double next = 0;
+  for (const char* name :
+       {"prefix_lookups_total", "prefix_lookup_blocks_total",
+        "prefix_hit_blocks_total", "prefix_copied_blocks_total",
+        "prefix_inserted_blocks_total", "prefix_duplicate_blocks_total",
+        "prefix_collisions_total", "prefix_indexed_blocks",
+        "prefix_pinned_blocks", "prefix_evictable_blocks",
+        "started_tokens_total", "cached_tokens_total"}) {
+    EXPECT_EQ(scrape[std::string("varlane_") + name], ++next) << name;
+  }
+}
+
 TEST(MetricsTest, TheSwapFileIsTold) {
   ServingHarness service(64, {});
   auto swapper = SequenceSwapper::Create(

@@ -17,6 +17,7 @@
 #include "tests/testing/pools.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
+#include "varlane/metrics.h"
 #include "varlane/scheduler.h"
 #include "varlane/swap.h"
 
@@ -255,6 +256,11 @@ TEST(ServingPrefixTest, TheSecondRequestSkipsWhatTheFirstComputed) {
   EXPECT_EQ(third.count, 1);
   EXPECT_FALSE(third.is_prefill);
   EXPECT_EQ(service.tokens(2), service.tokens(3));
+  const Result<Metrics> metrics = TakeMetrics({.pool = &service.pool()});
+  VARLANE_ASSERT_OK(metrics);
+  EXPECT_EQ(metrics->pool->prefixes.lookups, 3);
+  EXPECT_EQ(metrics->pool->prefixes.hit_blocks, 2 + 2);
+  EXPECT_EQ(metrics->pool->prefixes.copied_blocks, 1);
   EXPECT_EQ(service.stats().started_tokens, 40 + 48 + 48);
   EXPECT_EQ(service.stats().cached_tokens, 32 + 47);
   EXPECT_EQ(service.stats().prefill_tokens, 40 + 16);

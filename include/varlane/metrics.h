@@ -38,6 +38,7 @@ struct KvPoolMetrics {
   int64_t lent_blocks = 0;  // given back for a while
   std::vector<KvNodeStats> nodes;
   std::vector<KvTenant> tenants;  // by id
+  PrefixCacheStats prefixes;      // all 0 without a prefix cache
 };
 
 struct PressureMetrics {
