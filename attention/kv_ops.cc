@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/kv_blocks.h"
 #include "base/check.h"
 #include "base/math.h"
 
@@ -62,14 +63,12 @@ Status ValidateDisjoint(std::span<const BlockCopy> copies) {
 Status ValidateCopies(Runtime* runtime, const KvView& kv,
                       std::span<const BlockCopy> copies) {
   VARLANE_RETURN_IF_ERROR(ValidateView(runtime, kv));
-  const auto in_view = [&kv](int64_t block) { return kv.contains(block); };
   for (size_t i = 0; i < copies.size(); ++i) {
-    VARLANE_REQUIRE_ARG(in_view(copies[i].from), "copies[", i,
-                        "].from = ", copies[i].from, ", but the view has ",
-                        kv.num_blocks, " blocks");
-    VARLANE_REQUIRE_ARG(in_view(copies[i].to), "copies[", i,
-                        "].to = ", copies[i].to, ", but the view has ",
-                        kv.num_blocks, " blocks");
+    const auto [from, to] = copies[i];
+    VARLANE_REQUIRE_ARG(kv.contains(from), "copies[", i, "].from = ", from,
+                        ", but ", WhereBlocksEnd(kv, from, "view"));
+    VARLANE_REQUIRE_ARG(kv.contains(to), "copies[", i, "].to = ", to, ", but ",
+                        WhereBlocksEnd(kv, to, "view"));
   }
   VARLANE_REQUIRE_ARG(copies.empty() || kv.base != nullptr,
                       "the KV view's base is null");
@@ -115,7 +114,7 @@ Status ValidateRange(Runtime* runtime, const KvView& kv, const KvRange& range,
   for (int64_t b = range.begin / layout.block_size; b < end; ++b) {
     const int32_t block = range.block_table[static_cast<size_t>(b)];
     VARLANE_REQUIRE_ARG(kv.contains(block), "block_table[", b, "] = ", block,
-                        ", but the view has ", kv.num_blocks, " blocks");
+                        ", but ", WhereBlocksEnd(kv, block, "view"));
   }
   return {};
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attention/kernels_of.h"
+#include "attention/kv_blocks.h"
 #include "base/check.h"
 #include "base/math.h"
 #include "kernels/kernel_table.h"
@@ -125,8 +126,8 @@ Status Validate(const KvView& kv, int layer, const Batch& batch) {
                           "] is needed");
       const int32_t block = batch.block_tables[static_cast<size_t>(at)];
       VARLANE_REQUIRE_ARG(kv.contains(block), "block_tables[", i, "][", j,
-                          "] = ", block, ", but the pool has ", kv.num_blocks,
-                          " blocks");
+                          "] = ", block, ", but ",
+                          WhereBlocksEnd(kv, block, "pool"));
     }
   }
   return {};

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "attention/homes.h"
+#include "attention/kv_blocks.h"
 #include "attention/owner.h"
 #include "base/check.h"
 #include "base/math.h"
@@ -141,13 +142,9 @@ Status ValidateTables(const Batch& batch, const AttentionShape& shape,
     const BlockRange seen = BlocksInView(batch, shape, layout.block_size, i);
     const int32_t* table = batch.block_tables.data() + i * stride;
     for (int64_t b = seen.begin; b < seen.end; ++b) {
-      VARLANE_REQUIRE_ARG(table[b] >= 0 && table[b] < kv.num_blocks,
-                          "block_tables[", i, "][", b, "] = ", table[b],
-                          ", but the pool has ", kv.num_blocks, " blocks");
       VARLANE_REQUIRE_ARG(kv.contains(table[b]), "block_tables[", i, "][", b,
-                          "] = ", table[b], ", but node ",
-                          table[b] / kv.node_stride, " of the pool ends at ",
-                          kv.node_end(table[b]));
+                          "] = ", table[b], ", but ",
+                          WhereBlocksEnd(kv, table[b], "pool"));
       largest = std::max<int64_t>(largest, table[b]);
     }
   }
