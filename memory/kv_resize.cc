@@ -253,11 +253,22 @@ Status KvPool::Impl::ResizeTo(std::span<const int64_t> targets,
     before[at] = allocator_.capacity(node);
     lower[at] = std::min(lower[at], before[at]);
   }
-  if (lower != before) VARLANE_RETURN_IF_ERROR(ShrinkTo(lower, report));
-  const Status grown = GrowTo(targets, report);
+  const bool shrinks = lower != before;
+  const bool grows = !std::equal(targets.begin(), targets.end(), lower.begin());
+  if (shrinks) VARLANE_RETURN_IF_ERROR(ShrinkTo(lower, report));
+  // A shrink is complete by itself: nothing may fail any more.
+  if (!grows) return {};
+  const auto grow_to = [&](std::span<const int64_t> blocks) -> Status {
+    try {
+      return GrowTo(blocks, report);
+    } catch (const std::bad_alloc&) {
+      return NoHeapFor("growing the pool");
+    }
+  };
+  const Status grown = grow_to(targets);
   // Where some nodes shrink and others grow: what was given back moments ago is
   // there, if nobody else took it.
-  if (!grown.ok()) (void)GrowTo(before, report);
+  if (!grown.ok() && shrinks) (void)grow_to(before);
   return grown;
 }
 

@@ -1,8 +1,7 @@
 // Every system call and every allocation of a pool's life fails once.
 //
-// A scenario is run with the first call failing, then the second, and so on
-// until none is left to fail. Whatever fails must change nothing, succeed when
-// it is tried again, and leak neither heap, address space nor descriptors.
+// Whatever fails must change nothing, succeed when it is tried again, and leak
+// neither heap, address space nor descriptors.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -17,9 +16,8 @@
 #include <vector>
 
 #include "base/os_calls.h"
-#include "tests/testing/allocation_faults.h"
+#include "tests/testing/fault_injection.h"
 #include "tests/testing/process_use.h"
-#include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
 #include "varlane/runtime.h"
@@ -27,56 +25,17 @@
 namespace varlane {
 namespace {
 
-using testing::AllocationFaults;
 using testing::ProcessUse;
 
 // 64 KiB a block, 32 blocks a slab.
 constexpr KvLayout kLayout{DType::kBF16, 1, 8, 128, 128, 16};
 
-// Makes call `index` of its kind fail while it runs.
-class Injector {
+// One life of a pool.
+class PoolScenario : public testing::FaultScenario {
  public:
-  virtual ~Injector() = default;
-  virtual void Arm(int64_t index) = 0;
-  virtual void Pause() = 0;
-  virtual void Resume() = 0;
-  virtual int64_t failed() const = 0;
-};
+  using FaultScenario::FaultScenario;
 
-class NoFaults : public Injector {
-  void Arm(int64_t /*index*/) override {}
-  void Pause() override {}
-  void Resume() override {}
-  int64_t failed() const override { return 0; }
-};
-
-class FailingCalls : public Injector {
- public:
-  explicit FailingCalls(int error) : error_(error) {}
-  void Arm(int64_t index) override { OsFaults::FailAfter(index, error_); }
-  void Pause() override { OsFaults::Pause(); }
-  void Resume() override { OsFaults::Resume(); }
-  int64_t failed() const override { return OsFaults::failed(); }
-
- private:
-  const int error_;
-};
-
-class FailingAllocations : public Injector {
- public:
-  void Arm(int64_t index) override { AllocationFaults::FailAfter(index); }
-  void Pause() override { AllocationFaults::Disarm(); }
-  void Resume() override { AllocationFaults::Rearm(); }
-  int64_t failed() const override { return AllocationFaults::failed(); }
-};
-
-// One life of a pool. `last_state()` is comparable between runs.
-class PoolScenario {
- public:
-  PoolScenario(Runtime* runtime, Injector* injector)
-      : runtime_(runtime), injector_(injector) {}
-
-  void Run() {
+  void Run() override {
     Try("Create", [&] { return Create(); });
     Try("CreateSequence", [&] { return NewSequence(&a_); });
     Try("Append", [&] { return Append(a_, 16 * 20 + 5); });
@@ -99,29 +58,7 @@ class PoolScenario {
     injector_->Pause();
   }
 
-  const std::string& last_state() const { return last_state_; }
-
  private:
-  // Runs `step`; where it fails it must have changed nothing, and succeed the
-  // next time.
-  template <typename Step>
-  void Try(const char* name, const Step& step) {
-    const std::string before = State();
-    injector_->Resume();
-    const Status status = step();
-    injector_->Pause();
-    if (!status.ok()) {
-      EXPECT_TRUE(status.code() == StatusCode::kResourceExhausted ||
-                  status.code() == StatusCode::kUnavailable ||
-                  status.code() == StatusCode::kInternal)
-          << name << ": " << status.ToString();
-      EXPECT_EQ(State(), before) << name << ": " << status.ToString();
-      const Status again = step();
-      ASSERT_TRUE(testing::IsOk(again)) << name;
-    }
-    VARLANE_ASSERT_OK(pool_->CheckInvariants()) << name;
-  }
-
   Status Create() {
     Result<std::unique_ptr<KvPool>> pool = KvPool::Create(
         {.layout = kLayout, .num_blocks = 40, .max_blocks = 128}, runtime_);
@@ -189,7 +126,7 @@ class PoolScenario {
     }
   }
 
-  std::string State() const {
+  std::string State() const override {
     if (pool_ == nullptr) return "no pool";
     const KvPoolStats stats = pool_->stats();
     std::ostringstream out;
@@ -205,74 +142,29 @@ class PoolScenario {
     return out.str();
   }
 
-  Runtime* const runtime_;
-  Injector* const injector_;
+  Status CheckInvariants() const override { return pool_->CheckInvariants(); }
+
   std::unique_ptr<KvPool> pool_;
   SeqId a_ = -1;
   SeqId b_ = -1;
   SeqId c_ = -1;
   int num_filled_ = 0;
-  std::string last_state_;
 };
 
-class MemoryFaultsTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    RuntimeOptions options;
-    options.num_threads = 1;
-    options.pin = false;
-    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-    VARLANE_ASSERT_OK(runtime);
-    runtime_ = std::move(runtime).value();
-    NoFaults none;
-    for (int i = 0; i < 3; ++i) {  // whatever is made once is made now
-      PoolScenario scenario(runtime_.get(), &none);
-      scenario.Run();
-      wanted_ = scenario.last_state();
-    }
-  }
-  void TearDown() override {
-    OsFaults::Disarm();
-    AllocationFaults::Disarm();
-  }
-
-  // Returns how many calls could be failed.
-  int64_t FailEach(Injector* injector) {
-    for (int64_t index = 0; index < 100'000; ++index) {
-      SCOPED_TRACE("failing number " + std::to_string(index));
-      const ProcessUse use = ProcessUse::Now();
-      const int64_t live = AllocationFaults::live();
-      {
-        PoolScenario scenario(runtime_.get(), injector);
-        injector->Arm(index);
-        injector->Pause();
-        scenario.Run();
-        if (HasFatalFailure()) return -1;
-        EXPECT_EQ(scenario.last_state(), wanted_);
-      }
-      EXPECT_EQ(AllocationFaults::live(), live) << "heap leaked";
-      EXPECT_EQ(ProcessUse::Now(), use);
-      if (HasFailure()) return -1;
-      if (injector->failed() == 0) return index;
-    }
-    return -1;
-  }
-
-  std::unique_ptr<Runtime> runtime_;
-  std::string wanted_;
-};
+using MemoryFaultsTest = testing::FaultTest;
 
 TEST_F(MemoryFaultsTest, EverySystemCallMayFail) {
   for (const int error : {ENOMEM, EIO, EINTR, EMFILE}) {
     SCOPED_TRACE(std::generic_category().message(error));
-    FailingCalls calls(error);
-    EXPECT_GT(FailEach(&calls), 100) << "the scenario makes no such calls";
+    testing::FailingCalls calls(error);
+    EXPECT_GT(FailEach<PoolScenario>(&calls), 100)
+        << "the scenario makes no such calls";
   }
 }
 
 TEST_F(MemoryFaultsTest, EveryAllocationMayFail) {
-  FailingAllocations allocations;
-  EXPECT_GT(FailEach(&allocations), 100);
+  testing::FailingAllocations allocations;
+  EXPECT_GT(FailEach<PoolScenario>(&allocations), 100);
 }
 
 // Nothing works any more from some call on: errors, never a crash or a leak of

@@ -18,7 +18,7 @@
 namespace varlane {
 namespace {
 
-constexpr int kOperations = testing::kSanitized ? 30'000 : 400'000;
+constexpr int kOperations = testing::Operations(400'000, 30'000);
 constexpr int kBlockSize = 2;
 constexpr int64_t kCapacity = 48;
 

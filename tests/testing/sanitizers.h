@@ -1,5 +1,6 @@
 // Whether this test runs under a sanitizer that takes memory of its own (ASan,
-// TSan): random tests scale down, tests of the process's memory are skipped.
+// TSan): random tests scale down (Operations), tests of the process's memory
+// are skipped.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -19,6 +20,13 @@ inline constexpr bool kSanitized = false;
 #else
 inline constexpr bool kSanitized = false;
 #endif
+
+// How many random operations a test does: `full`, or `sanitized` where each
+// costs ten times as much and more. Enough for every path, which the tests'
+// premises say; the counts that find what is rare are Release's.
+constexpr int Operations(int full, int sanitized) {
+  return kSanitized ? sanitized : full;
+}
 
 }  // namespace varlane::testing
 
