@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <mutex>
 #include <new>
 #include <numeric>
 #include <optional>
@@ -273,15 +274,36 @@ Status BlockMemory::CommitSlab(int node, int64_t num_blocks) {
     const int error = PreferNode(data, bytes, os_node);
     if (error != 0) stats_.mempolicy_error = error;
   }
-  Status populated;
-  VARLANE_RETURN_IF_ERROR(
-      runtime_->RunOnNode(node, [&, data = data, bytes = bytes] {
-        populated = PopulateMemory(data, bytes);
-      }));
-  VARLANE_RETURN_IF_ERROR(populated);
+  VARLANE_RETURN_IF_ERROR(Populate(node, {data, bytes}));
   VARLANE_RETURN_IF_ERROR(LockSlab(node, slab));
   owner.committed = slab + 1;
   return {};
+}
+
+// By all workers, piece by piece: zeroing is what a commit takes its time for.
+// Where there are several nodes by one worker of the right one, since workers
+// of others would help a launch, and the first touch decides.
+Status BlockMemory::Populate(int node, const Range& range) {
+  std::mutex mutex;
+  Status populated;
+  const auto populate = [&](std::byte* data, int64_t bytes) {
+    const Status status = PopulateMemory(data, bytes);
+    if (status.ok()) return;
+    const std::lock_guard lock(mutex);
+    populated = status;
+  };
+  if (num_nodes() > 1) {
+    VARLANE_RETURN_IF_ERROR(
+        runtime_->RunOnNode(node, [&] { populate(range.data, range.bytes); }));
+    return populated;
+  }
+  VARLANE_RETURN_IF_ERROR(runtime_->Launch(
+      Grid{DivCeil(range.bytes, kHugePageBytes)},
+      [&](const Threadgroup& piece) {
+        const int64_t at = piece.index() * kHugePageBytes;
+        populate(range.data + at, std::min(kHugePageBytes, range.bytes - at));
+      }));
+  return populated;
 }
 
 Status BlockMemory::LockSlab(int node, int64_t slab) {

@@ -153,6 +153,7 @@ class BlockMemory {
   Status CheckRoom(const Need& need, int64_t num_blocks) const;
   Status CommitSlab(int node, int64_t num_blocks);
   Status CommitSlabs(std::span<const int64_t> num_blocks, int64_t total);
+  Status Populate(int node, const Range& range);
   Status LockSlab(int node, int64_t slab);
   Status Decommit(int node, int64_t begin, int64_t end);
   void CountSlabs() noexcept;

@@ -68,4 +68,16 @@ Result<BenchKernelsResult> BenchKernels(const BenchKernelsOptions& options) {
   return result;
 }
 
+Result<BenchKernelsResult> BenchMemory(const BenchKernelsOptions& options) {
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<BenchSession> session,
+                       BenchSession::Create(options));
+  BenchKernelsResult result;
+  result.machine = MachineJson(session.get());
+  AddPoolRows(session.get());
+  AddResizeRows(session.get());
+  AddMonitorRows(session.get());
+  result.rows = session->TakeRows();
+  return result;
+}
+
 }  // namespace varlane::tools

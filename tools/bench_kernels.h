@@ -31,6 +31,8 @@ struct BenchKernelsResult {
 // Errors: kInvalidArgument (filter); those of Runtime::Create. What only one
 //         row needs and cannot have is that row's `reason`.
 Result<BenchKernelsResult> BenchKernels(const BenchKernelsOptions& options);
+// The same of the pool: blocks, forks, resizing, pressure.
+Result<BenchKernelsResult> BenchMemory(const BenchKernelsOptions& options);
 
 }  // namespace varlane::tools
 

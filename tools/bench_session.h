@@ -1,4 +1,4 @@
-// BenchSession: what the rows of `varlane bench kernels` share.
+// BenchSession: what the rows of `varlane bench` share.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -85,6 +85,9 @@ void AddRatioRows(BenchSession* session, const bench::Heads& heads,
                   DType dtype);
 void AddBatchRows(BenchSession* session);    // mixed, ragged, windowed
 void AddLaunchRows(BenchSession* session);   // empty and surplus threadgroups
+void AddMonitorRows(BenchSession* session);  // of memory pressure
+void AddPoolRows(BenchSession* session);     // blocks taken, forks
+void AddResizeRows(BenchSession* session);   // memory returned and regained
 void AddScalingRows(BenchSession* session);  // two workers against one
 void AddTargetRows(BenchSession* session);   // other kernel tables
 void AddPeerRows(BenchSession* session);     // a composition of library GEMMs

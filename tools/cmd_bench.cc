@@ -32,17 +32,23 @@ std::string Summary(const std::vector<BenchRow>& rows) {
                      demanded, held, demanded - held - unknown, unknown);
 }
 
-Status RunBenchKernels(BenchFlags flags) {
+// One subcommand: its name and what it measures.
+struct Bench {
+  const char* name;
+  Result<BenchKernelsResult> (*measure)(const BenchKernelsOptions&);
+};
+
+Status RunBench(const Bench& bench, BenchFlags flags) {
   VARLANE_TOOLS_ASSIGN(flags.options.runtime,
                        MakeRuntimeOptions(flags.runtime));
   VARLANE_TOOLS_ASSIGN(const BenchKernelsResult result,
-                       BenchKernels(flags.options));
+                       bench.measure(flags.options));
   Json rows = Json::array();
   for (const BenchRow& row : result.rows) rows.push_back(ToJson(row));
   const std::string text = fmt::format(
-      "varlane bench kernels: {}, {} workers, {}; peaks {:.0f} GFLOP/s f32, "
+      "varlane bench {}: {}, {} workers, {}; peaks {:.0f} GFLOP/s f32, "
       "{:.0f} bf16\n{}{}",
-      result.machine["cpu"].get<std::string>(),
+      bench.name, result.machine["cpu"].get<std::string>(),
       result.machine["workers"].get<int>(),
       result.machine["simd_target"].get<std::string>(),
       result.machine["f32_peak_gflop_per_s"].get<double>(),
@@ -51,7 +57,7 @@ Status RunBenchKernels(BenchFlags flags) {
   return Emit(text, {{"machine", result.machine}, {"rows", rows}}, flags.json);
 }
 
-constexpr const char* kFooter =
+constexpr const char* kKernelsFooter =
     "Each row is measured beside its limit, round after round in one process:\n"
     "plain reads of the same pages by the best of several loops, multiplies "
     "in\n"
@@ -68,19 +74,22 @@ constexpr const char* kFooter =
     "  varlane bench kernels --json kernels.json\n"
     "  varlane bench kernels --filter '^prefill.*bf16 16/4/128'";
 
-}  // namespace
+constexpr const char* kMemoryFooter =
+    "What the pool's bookkeeping costs, and how close it comes to the machine\n"
+    "where it moves memory: the limit is the same done without a pool, in the\n"
+    "same round. Threads that take blocks together are held against one that\n"
+    "takes them alone: below 1 they would convoy. A demand that does not hold\n"
+    "is no error: the exit code says only whether the bench ran.\n"
+    "Examples:\n"
+    "  varlane bench memory --quick\n"
+    "  varlane bench memory --json memory.json\n"
+    "  varlane bench memory --filter '^take'";
 
-void AddBenchCommand(CLI::App* app, Run* run) {
+void AddOneBench(CLI::App* bench, const Bench& what, const char* help,
+                 const char* quick_help, const char* footer, Run* run) {
   const auto flags = std::make_shared<BenchFlags>();
-  CLI::App* const bench =
-      app->add_subcommand("bench", "Measure against this machine's limits");
-  bench->require_subcommand(1);
-  bench->footer("Examples:\n  varlane bench kernels --quick");
-  AddBenchNumaCommand(bench, run);
-  CLI::App* const command = bench->add_subcommand(
-      "kernels", "Attention launches beside read bandwidth and multiply peak");
-  command->add_flag("--quick", flags->options.quick,
-                    "Only 16/4/128 heads and bf16: under a minute");
+  CLI::App* const command = bench->add_subcommand(what.name, help);
+  command->add_flag("--quick", flags->options.quick, quick_help);
   command
       ->add_option("--filter", flags->options.filter,
                    "Only rows whose name matches")
@@ -95,13 +104,32 @@ void AddBenchCommand(CLI::App* app, Run* run) {
                "Largest pool; default: half of what is available");
   AddRuntimeFlags(command, &flags->runtime);
   AddJsonFlag(command, &flags->json);
-  command->footer(kFooter);
-  command->callback([flags, command, run] {
+  command->footer(footer);
+  command->callback([flags, command, run, what] {
     if (flags->options.quick && command->count("--seconds") == 0) {
       flags->options.seconds = 0.4;
     }
-    *run = [flags] { return RunBenchKernels(*flags); };
+    *run = [flags, what] { return RunBench(what, *flags); };
   });
+}
+
+}  // namespace
+
+void AddBenchCommand(CLI::App* app, Run* run) {
+  CLI::App* const bench =
+      app->add_subcommand("bench", "Measure against this machine's limits");
+  bench->require_subcommand(1);
+  bench->footer(
+      "Examples:\n  varlane bench kernels --quick\n"
+      "  varlane bench memory --quick");
+  AddOneBench(bench, {"kernels", &BenchKernels},
+              "Attention launches beside read bandwidth and multiply peak",
+              "Only 16/4/128 heads and bf16: under a minute", kKernelsFooter,
+              run);
+  AddOneBench(bench, {"memory", &BenchMemory},
+              "Blocks, forks, prefixes, resizing, pressure",
+              "Fewer rounds: under a minute", kMemoryFooter, run);
+  AddBenchNumaCommand(bench, run);
 }
 
 }  // namespace varlane::tools
