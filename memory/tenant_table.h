@@ -11,35 +11,44 @@
 #include <unordered_map>
 #include <vector>
 
+#include "memory/thread_slot.h"
 #include "varlane/kv_pool.h"
 
 namespace varlane {
 
-// One tenant's account. Threads: safe from any.
+// One tenant's account. What it holds is spread over parts by thread, since
+// most tenants have no quota and then nobody needs the sum.
+//
+// Threads: safe from any. Beside others used() is some value between before and
+//          after, so under a quota takings go one after the other.
 class Tenant {
  public:
   // Takes `blocks` where the quota allows it.
   bool Charge(int64_t blocks) noexcept {
-    int64_t used = used_.load();
-    do {
-      const int64_t quota = quota_.load();
-      if (quota >= 0 && blocks > 0 && used + blocks > quota) return false;
-    } while (!used_.compare_exchange_weak(used, used + blocks));
+    if (quota() < 0 || blocks <= 0) {
+      ForceCharge(blocks);
+      return true;
+    }
+    const std::lock_guard lock(charges_);
+    const int64_t most = quota();
+    if (most >= 0 && used() + blocks > most) return false;
+    ForceCharge(blocks);
     return true;
   }
   // Takes `blocks`, whatever the quota says.
-  void ForceCharge(int64_t blocks) noexcept { used_.fetch_add(blocks); }
-  void Refund(int64_t blocks) noexcept { used_.fetch_sub(blocks); }
+  void ForceCharge(int64_t blocks) noexcept { used_.Add(blocks); }
+  void Refund(int64_t blocks) noexcept { used_.Add(-blocks); }
   void CountRefusal() noexcept { refusals_.fetch_add(1); }
 
-  int64_t used() const noexcept { return used_.load(); }
+  int64_t used() const noexcept { return used_.Sum(); }
   int64_t quota() const noexcept { return quota_.load(); }
 
  private:
   friend class TenantTable;
-  std::atomic<int64_t> used_{0};
+  SpreadCounter used_;  // on cache lines of its own
   std::atomic<int64_t> quota_{-1};
   std::atomic<int64_t> refusals_{0};
+  std::mutex charges_;
   int64_t sequences_ = 0;  // guarded by the table
 };
 

@@ -25,17 +25,18 @@ inline size_t ThreadSlot() noexcept {
 inline constexpr size_t kThreadSlots = 16;  // parts; beyond, threads share
 
 // A sum that threads add to without meeting. Reading it beside them gives some
-// value between before and after.
+// value between before and after; whoever reads what they added sees what they
+// did before.
 class SpreadCounter {
  public:
   void Add(int64_t amount) noexcept {
     parts_[ThreadSlot() % kThreadSlots].value.fetch_add(
-        amount, std::memory_order_relaxed);
+        amount, std::memory_order_release);
   }
   int64_t Sum() const noexcept {
     int64_t sum = 0;
     for (const Part& part : parts_) {
-      sum += part.value.load(std::memory_order_relaxed);
+      sum += part.value.load(std::memory_order_acquire);
     }
     return sum;
   }

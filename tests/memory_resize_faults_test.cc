@@ -1,5 +1,6 @@
-// A pool that shrinks, grows, is limited and compacted while one system call or
-// allocation after the other fails, and under a real limit (RLIMIT_DATA).
+// A pool that shrinks, grows, is limited, compacted and lent while one system
+// call or allocation after the other fails, and under a real limit
+// (RLIMIT_DATA).
 //
 // Whatever fails may have moved blocks, but no sequence loses a byte, capacity
 // and limit are what they were, and the next attempt succeeds.
@@ -59,6 +60,11 @@ class ResizeScenario : public testing::FaultScenario {
     Try("SetLimit down", [&] { return SetLimit(2); });
     EXPECT_EQ(pool_->stats().committed_bytes, 2 * kSlabBytes);
     Try("SetLimit up", [&] { return SetLimit(8); });
+    Try("GiveBack",
+        [&] { return pool_->GiveBack({.bytes = 3 * kSlabBytes}).status(); });
+    EXPECT_EQ(pool_->stats().committed_bytes, 5 * kSlabBytes);
+    Try("TakeBack", [&] { return pool_->TakeBack(2 * kSlabBytes).status(); });
+    EXPECT_EQ(pool_->stats().committed_bytes, 7 * kSlabBytes);
     Try("Shrink to what is needed",
         [&] { return pool_->Shrink(pool_->capacity_blocks() - 60).status(); });
     VARLANE_ASSERT_OK(pool_->Free(last));
