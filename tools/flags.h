@@ -27,6 +27,7 @@ void AddInfoCommand(CLI::App* app, Run* run);
 void AddPlanCommand(CLI::App* app, Run* run);
 void AddAttendCommand(CLI::App* app, Run* run);
 void AddReplayCommand(CLI::App* app, Run* run);
+void AddStressCommand(CLI::App* app, Run* run);
 void AddTraceCommand(CLI::App* app, Run* run);
 void AddBenchCommand(CLI::App* app, Run* run);
 void AddBenchNumaCommand(CLI::App* bench, Run* run);  // of `varlane bench`

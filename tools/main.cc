@@ -51,6 +51,7 @@ int ParseAndRun(int argc, char** argv) {
   AddPlanCommand(&app, &run);
   AddAttendCommand(&app, &run);
   AddReplayCommand(&app, &run);
+  AddStressCommand(&app, &run);
   AddTraceCommand(&app, &run);
   AddBenchCommand(&app, &run);
   try {

@@ -1,0 +1,226 @@
+// varlane stress: that it presses, swaps and verifies; that it would notice
+// other bits, a death and a hang.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/testing/pools.h"
+#include "tools/output_digests.h"
+#include "tools/report.h"
+#include "tools/shared_page.h"
+#include "tools/supervise.h"
+
+namespace varlane::tools {
+namespace {
+
+// --- the command -------------------------------------------------------------
+
+Json Stress(const std::string& arguments) {
+  const varlane::testing::TemporaryFolder folder;
+  const std::string command =
+      std::string(VARLANE_CLI_PATH) + " stress --threads 2 --seconds 0" +
+      " --swap-folder " + folder.path() + " --json " + folder.file("json") +
+      " " + arguments + " >" + folder.file("out") + " 2>&1";
+  EXPECT_EQ(std::system(command.c_str()), 0)
+      << varlane::testing::ReadWholeFile(folder.file("out"));
+  return Json::parse(varlane::testing::ReadWholeFile(folder.file("json")),
+                     nullptr, false);
+}
+
+TEST(StressTest, EveryOutputHasTheBitsOfACalmRun) {
+  const Json json = Stress(
+      "--mode schedule --requests 12 --period 4 --kv-blocks 300 --swap 0 "
+      "--min-shrinks 2");
+  EXPECT_EQ(json["rounds"], 1);
+  EXPECT_EQ(json["requests"], 12);
+  EXPECT_GE(json["shrinks"]["count"], 2);
+  EXPECT_GT(json["shrinks"]["slabs"], 0);
+  EXPECT_GT(json["growths"]["blocks"], 0);
+  EXPECT_GT(json["verification"]["rows"], 1000);
+  EXPECT_EQ(json["verification"]["wrong_rows"], 0);
+  EXPECT_EQ(json["pool"]["final_blocks"], 300);
+  EXPECT_TRUE(json["failures"].empty());
+}
+
+TEST(StressTest, PreemptedRequestsGoThroughTheSwapFile) {
+  const Json json = Stress(
+      "--mode schedule --requests 16 --period 4 --kv-blocks 80 "
+      "--swap 64MiB --eviction swap --min-shrinks 0");
+  EXPECT_GT(json["preemptions"], 0);
+  EXPECT_GT(json["swaps"]["in"], 0);
+  EXPECT_EQ(json["swaps"]["lost"], 0);
+  EXPECT_EQ(json["verification"]["wrong_rows"], 0);
+}
+
+TEST(StressTest, TooFewShrinksAreAFailure) {
+  const varlane::testing::TemporaryFolder folder;
+  const std::string command =
+      std::string(VARLANE_CLI_PATH) +
+      " stress --threads 2 --seconds 0 --mode schedule --requests 4 --swap 0"
+      " --period 1000000 >" +
+      folder.file("out") + " 2>&1";
+  const int status = std::system(command.c_str());
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  const std::string out = varlane::testing::ReadWholeFile(folder.file("out"));
+  EXPECT_NE(out.find("the pool shrank 0 times, expected 1"), std::string::npos)
+      << out;
+}
+
+// --- digests -----------------------------------------------------------------
+
+// A step of one request at position `begin`, with one row of two floats each.
+Step StepOf(RequestId id, int64_t begin, int64_t count, bool samples = false) {
+  Step step;
+  step.entries.push_back(
+      {.request = id, .begin = begin, .count = count, .samples = samples});
+  step.cu_seqlens_q = {0, static_cast<int32_t>(count)};
+  step.slot_mapping.resize(static_cast<size_t>(count));
+  return step;
+}
+
+void Feed(OutputDigests* digests, const Step& step, std::vector<float> out,
+          float lse = 1) {
+  const std::vector<float> lses(static_cast<size_t>(step.total_q()), lse);
+  digests->AddLayer(step, 0, out.data(), 2, lses.data(), 1);
+  digests->EndStep(step);
+}
+
+OutputDigests ThreeRows() {
+  OutputDigests digests(1);
+  Feed(&digests, StepOf(7, 0, 2), {1, 2, 3, 4});
+  Feed(&digests, StepOf(7, 2, 1, true), {5, 6});
+  return digests;
+}
+
+TEST(OutputDigestsTest, OtherChunksAndRepetitionsAreTheSameRows) {
+  OutputDigests b(1);
+  Feed(&b, StepOf(7, 0, 1), {1, 2});
+  Feed(&b, StepOf(7, 1, 2, true), {3, 4, 5, 6});
+  Feed(&b, StepOf(7, 1, 1), {3, 4});
+  EXPECT_EQ(OutputDigests::Compare(ThreeRows(), b, false).wrong, 0);
+  EXPECT_EQ(b.unstable(), 0);
+  EXPECT_EQ(b.rows(), 4);
+}
+
+TEST(OutputDigestsTest, AnyOtherBitIsFound) {
+  OutputDigests sign(1);
+  Feed(&sign, StepOf(7, 0, 3, true), {1, 2, 3, -4, 5, 6});
+  const DigestDifferences found =
+      OutputDigests::Compare(ThreeRows(), sign, true);
+  EXPECT_EQ(found.wrong, 1);
+  EXPECT_EQ(found.first, "request 7, position 1, layer 0");
+  OutputDigests lse(1);
+  Feed(&lse, StepOf(7, 0, 3, true), {1, 2, 3, 4, 5, 6}, 1.0000001f);
+  EXPECT_EQ(OutputDigests::Compare(ThreeRows(), lse, true).wrong, 3);
+  OutputDigests repeated = ThreeRows();
+  Feed(&repeated, StepOf(7, 1, 1), {3, 4.0000005f});
+  EXPECT_EQ(repeated.unstable(), 1);
+}
+
+TEST(OutputDigestsTest, EveryLayerCounts) {
+  const auto run = [](float second) {
+    OutputDigests digests(2);
+    const Step step = StepOf(3, 0, 1, true);
+    const std::vector<float> lse = {0};
+    for (const int layer : {0, 1}) {
+      const std::vector<float> out = {1, layer == 0 ? 2 : second};
+      digests.AddLayer(step, layer, out.data(), 2, lse.data(), 1);
+    }
+    digests.EndStep(step);
+    return digests;
+  };
+  EXPECT_EQ(OutputDigests::Compare(run(2), run(2), false).wrong, 0);
+  EXPECT_EQ(OutputDigests::Compare(run(2), run(4), false).first,
+            "request 3, position 0, layer 1");
+}
+
+TEST(OutputDigestsTest, RowsOfOneRunOnlyAreFound) {
+  OutputDigests b(1);
+  Feed(&b, StepOf(7, 0, 2), {1, 2, 3, 4});
+  Feed(&b, StepOf(8, 0, 1), {1, 2});
+  EXPECT_EQ(OutputDigests::Compare(ThreeRows(), b, true).wrong, 2);
+  EXPECT_EQ(OutputDigests::Compare(b, ThreeRows(), true).wrong, 1)
+      << "position 2 of request 7 is new; request 8 sampled nothing";
+}
+
+TEST(OutputDigestsTest, KnownPrefixesMayBeSkippedButNoSampledRow) {
+  OutputDigests b(1);
+  Feed(&b, StepOf(7, 2, 1, true), {5, 6});
+  EXPECT_EQ(OutputDigests::Compare(ThreeRows(), b, false).wrong, 2);
+  const DigestDifferences found = OutputDigests::Compare(ThreeRows(), b, true);
+  EXPECT_EQ(found.wrong, 0);
+  EXPECT_EQ(found.skipped, 2);
+  OutputDigests short_run(1);
+  Feed(&short_run, StepOf(7, 0, 2), {1, 2, 3, 4});
+  EXPECT_EQ(OutputDigests::Compare(ThreeRows(), short_run, true).wrong, 1);
+}
+
+// --- the supervisor ----------------------------------------------------------
+
+Status Supervised(const std::function<Status(StressShared*)>& work,
+                  double hang_seconds = 60) {
+  const SharedPage<StressShared> shared;
+  SuperviseOptions options;
+  options.hang_seconds = hang_seconds;
+  return Supervise(options, shared.get(), [&] { return work(shared.get()); });
+}
+
+TEST(SuperviseTest, TellsWhatTheWorkSays) {
+  EXPECT_TRUE(Supervised([](StressShared*) { return Status(); }).ok());
+  const Status status = Supervised([](StressShared*) {
+    return Status(StatusCode::kOutOfRange, std::string("far out"));
+  });
+  EXPECT_EQ(status.code(), StatusCode::kOutOfRange);
+  EXPECT_EQ(status.message(), "far out");
+}
+
+TEST(SuperviseTest, DeathIsAResult) {
+  const Status status = Supervised([](StressShared* shared) {
+    shared->heartbeats = 17;
+    kill(getpid(), SIGKILL);
+    return Status();
+  });
+  EXPECT_EQ(status.code(), StatusCode::kInternal);
+  EXPECT_NE(status.message().find("was killed by signal 9"), std::string::npos)
+      << status.message();
+  EXPECT_NE(status.message().find("after 17 steps"), std::string::npos);
+  EXPECT_FALSE(Supervised([](StressShared*) -> Status { _exit(3); }).ok());
+}
+
+TEST(SuperviseTest, SilenceIsAHangAndLeavesNoChild) {
+  const SharedPage<std::atomic<pid_t>> worker;
+  const Status status = Supervised(
+      [&](StressShared*) -> Status {
+        *worker.get() = getpid();
+        for (;;) pause();
+      },
+      0.5);
+  EXPECT_NE(status.message().find("hangs"), std::string::npos)
+      << status.message();
+  EXPECT_NE(kill(*worker.get(), 0), 0) << "it is still there";
+}
+
+TEST(SuperviseTest, ASignalEndsAllOfIt) {
+  const SharedPage<std::atomic<pid_t>> worker;
+  const Status status = Supervised([&](StressShared*) -> Status {
+    *worker.get() = getpid();
+    kill(getppid(), SIGTERM);
+    for (;;) pause();
+  });
+  EXPECT_EQ(status.code(), StatusCode::kCancelled) << status.message();
+  EXPECT_NE(kill(*worker.get(), 0), 0) << "it is still there";
+}
+
+}  // namespace
+}  // namespace varlane::tools

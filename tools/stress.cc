@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "tools/stress.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "tools/parse.h"
+#include "tools/process_memory.h"
+#include "tools/replay_sizing.h"
+#include "tools/shared_page.h"
+#include "tools/status_util.h"
+
+namespace varlane::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long what was given back may take to come again once pressure is over.
+constexpr double kRegainSeconds = 20;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+ReplayOptions SizingOptions(const StressOptions& options) {
+  ReplayOptions replay;
+  replay.model = options.model;
+  replay.kv_dtype = options.kv_dtype;
+  replay.block_size = options.block_size;
+  replay.scheduler.token_budget = options.engine.token_budget;
+  replay.scheduler.watermark = 0;
+  replay.concurrency = options.engine.concurrency;
+  replay.kv_blocks = options.kv_blocks;
+  return replay;
+}
+
+// The run itself, in the child process.
+class StressRun {
+ public:
+  StressRun(const StressOptions& options, StressMode mode,
+            std::string mode_reason, const Workload& workload,
+            StressShared* shared)
+      : options_(options),
+        workload_(workload),
+        shared_(shared),
+        calm_(options.model.num_layers) {
+    result_.mode = mode;
+    result_.mode_reason = std::move(mode_reason);
+  }
+
+  Result<StressResult> Run();
+
+ private:
+  // Sizes the pool; serves one round in peace, and the others.
+  Status Serve(Runtime* runtime);
+  Status CreateEngine(Runtime* runtime);
+  Status CreatePressure();
+  Status PressedRound();
+  // Ends the pressure and waits for what was given back.
+  Status Recover();
+  void Finish(Clock::time_point start, const StressSeconds& calm_seconds);
+
+  const StressOptions& options_;
+  const Workload& workload_;
+  StressShared* const shared_;
+  OutputDigests calm_;
+  std::unique_ptr<StressEngine> engine_;
+  std::unique_ptr<StressPressure> pressure_;
+  StressResult result_;
+};
+
+Status StressRun::CreateEngine(Runtime* runtime) {
+  const ReplayOptions sizing = SizingOptions(options_);
+  VARLANE_TOOLS_ASSIGN(result_.sizing,
+                       SizePool(sizing, workload_, runtime->num_workers()));
+  StressEngineOptions engine = options_.engine;
+  engine.model = options_.model;
+  engine.layout = ReplayLayout(sizing);
+  engine.num_blocks = result_.sizing.blocks;
+  // The longest request has to end in what is left.
+  result_.least_blocks = workload_.PeakBlocks(1, options_.block_size) + 1;
+  if (result_.least_blocks >= engine.num_blocks) {
+    return BadArgument(
+        "a pool of {} blocks can give nothing back: the longest request needs "
+        "{}",
+        engine.num_blocks, result_.least_blocks);
+  }
+  VARLANE_TOOLS_ASSIGN(engine_,
+                       StressEngine::Create(engine, &workload_, runtime));
+  return {};
+}
+
+Status StressRun::CreatePressure() {
+  pressure_ = std::make_unique<LimitSchedule>(
+      engine_->pool(), options_.period, result_.least_blocks, options_.seed);
+  return {};
+}
+
+Status StressRun::PressedRound() {
+  OutputDigests pressed(options_.model.num_layers);
+  VARLANE_TOOLS_TRY(engine_->Round(&pressed, [this] {
+    ++shared_->heartbeats;
+    return pressure_->BetweenSteps();
+  }));
+  ++result_.rounds;
+  result_.rows += pressed.rows();
+  DigestDifferences found = OutputDigests::Compare(calm_, pressed, false);
+  result_.wrong_rows += pressed.unstable() + found.wrong;
+  result_.skipped_rows += found.skipped;
+  if (result_.first_wrong.empty()) {
+    result_.first_wrong = std::move(found.first);
+  }
+  if (result_.empty.ok()) result_.empty = engine_->CheckEmpty();
+  return {};
+}
+
+Status StressRun::Recover() {
+  VARLANE_TOOLS_TRY(pressure_->Stop());
+  const Clock::time_point start = Clock::now();
+  while (engine_->pool()->capacity_blocks() < result_.sizing.blocks &&
+         SecondsSince(start) < kRegainSeconds) {
+    ++shared_->heartbeats;
+    VARLANE_TOOLS_TRY(pressure_->BetweenSteps());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  result_.final_blocks = engine_->pool()->capacity_blocks();
+  if (result_.empty.ok()) result_.empty = engine_->CheckEmpty();
+  return {};
+}
+
+void StressRun::Finish(Clock::time_point start,
+                       const StressSeconds& calm_seconds) {
+  result_.seconds = SecondsSince(start);
+  const StressSeconds& all = engine_->seconds();
+  result_.serving_seconds =
+      (all.wall - calm_seconds.wall) - (all.inputs - calm_seconds.inputs);
+  result_.requests = engine_->ended() - workload_.size();
+  result_.refused = engine_->refused();
+}
+
+Status StressRun::Serve(Runtime* runtime) {
+  VARLANE_TOOLS_TRY(CreateEngine(runtime));
+  VARLANE_TOOLS_TRY(engine_->Round(&calm_, [this]() -> Status {
+    ++shared_->heartbeats;
+    return {};
+  }));
+  result_.empty = engine_->CheckEmpty();
+  const StressSeconds calm_seconds = engine_->seconds();
+  VARLANE_TOOLS_TRY(CreatePressure());
+  const Clock::time_point start = Clock::now();
+  do {
+    VARLANE_TOOLS_TRY(PressedRound());
+  } while (SecondsSince(start) < options_.seconds && result_.wrong_rows == 0 &&
+           result_.empty.ok());
+  Finish(start, calm_seconds);
+  VARLANE_TOOLS_TRY(Recover());
+  result_.pressure = pressure_->counts();
+  result_.pool = engine_->pool()->stats();
+  result_.scheduler = engine_->scheduler()->stats();
+  result_.swap = engine_->swap_stats();
+  return {};
+}
+
+Result<StressResult> StressRun::Run() {
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Runtime> runtime,
+                       Runtime::Create(options_.runtime));
+  result_.rss_before_bytes = ResidentBytes();
+  const Status status = Serve(runtime.get());
+  pressure_.reset();
+  engine_.reset();
+  malloc_trim(0);
+  result_.rss_after_bytes = ResidentBytes();
+  VARLANE_TOOLS_TRY(status);
+  return std::move(result_);
+}
+
+}  // namespace
+
+const char* StressModeName(StressMode mode) {
+  switch (mode) {
+    case StressMode::kAuto:
+      return "auto";
+    case StressMode::kSchedule:
+      break;
+  }
+  return "schedule";
+}
+
+Status RunStress(const StressOptions& options, const Workload& workload,
+                 const std::string& title, const std::string& json_path) {
+  const SharedPage<StressShared> shared;
+  if (shared.get() == nullptr) {
+    return Fail(StatusCode::kResourceExhausted,
+                "no memory to share with the run");
+  }
+  SuperviseOptions supervise;
+  supervise.hang_seconds = options.hang_seconds;
+  supervise.seed = options.seed;
+  return Supervise(supervise, shared.get(), [&]() -> Status {
+    StressRun run(options, StressMode::kSchedule,
+                  fmt::format("a new limit every {} steps", options.period),
+                  workload, shared.get());
+    VARLANE_TOOLS_ASSIGN(StressResult result, run.Run());
+    VARLANE_TOOLS_TRY(Emit(title + StressText(options, result),
+                           StressJson(options, result), json_path));
+    std::string all;
+    for (const std::string& failure : result.Failures(options)) {
+      all += (all.empty() ? "" : "; ") + failure;
+    }
+    if (all.empty()) return {};
+    return {StatusCode::kInternal, "stress: " + all};
+  });
+}
+
+}  // namespace varlane::tools
