@@ -25,6 +25,7 @@ class RunNode final : public GraphLaunch {
     report_ = with.report;
     fill_nan_ = with.fill_nan;
     *grid = {.grid = run_.grid(), .scratch_bytes = run_.scratch_bytes()};
+    if (report_ != nullptr) grid->worker_seconds = run_.worker_seconds();
     return {};
   }
   void Run(const Threadgroup& group) override { run_(group); }

@@ -22,6 +22,8 @@ LaunchReport& operator+=(LaunchReport& to, const LaunchReport& other) noexcept {
   to.local_bytes += other.local_bytes;
   to.remote_bytes += other.remote_bytes;
   to.seconds += other.seconds;
+  to.mean_worker_seconds += other.mean_worker_seconds;
+  to.longest_worker_seconds += other.longest_worker_seconds;
   return to;
 }
 

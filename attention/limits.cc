@@ -260,4 +260,13 @@ Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
   return static_cast<double>(flops.load()) / SecondsSince(start);
 }
 
+double LimitSeconds(const LaunchReport& report,
+                    const MachineRates& rates) noexcept {
+  const auto time = [](int64_t amount, double rate) {
+    return rate > 0 ? static_cast<double>(amount) / rate : 0;
+  };
+  return std::max(time(report.kv_bytes, rates.bytes_per_second),
+                  time(report.flops, rates.flops_per_second));
+}
+
 }  // namespace varlane

@@ -304,6 +304,7 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
   CutByHome(num_nodes, plan);
   if (plan->spread) SizeSpread(plan);
   plan->counters.resize(static_cast<size_t>(num_workers));
+  plan->worker_seconds.resize(static_cast<size_t>(num_workers));
   return {};
 }
 

@@ -105,6 +105,7 @@ struct AttentionPlan::Impl {
   std::atomic<bool> is_running = false;
 
   std::vector<WorkerCounters> counters;  // [workers]
+  std::vector<double> worker_seconds;    // [workers]
   int64_t kv_bytes = 0;
   int64_t flops = 0;
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <chrono>
 #include <limits>
+#include <numeric>
 
 #include "attention/homes.h"
 #include "attention/owner.h"
@@ -65,6 +66,17 @@ void PrepareArrivals(Impl* plan) {
   }
 }
 
+void FillBalance(const Impl& plan, LaunchReport* report) {
+  const std::vector<double>& seconds = plan.worker_seconds;
+  const auto workers = std::min<int64_t>(plan.grid_size, std::ssize(seconds));
+  if (workers == 0) return;
+  report->mean_worker_seconds =
+      std::accumulate(seconds.begin(), seconds.end(), 0.0) /
+      static_cast<double>(workers);
+  report->longest_worker_seconds =
+      *std::max_element(seconds.begin(), seconds.end());
+}
+
 void FillReport(const Impl& plan, double seconds, LaunchReport* report) {
   *report = {};
   report->threadgroups = plan.grid_size;
@@ -88,6 +100,7 @@ void FillReport(const Impl& plan, double seconds, LaunchReport* report) {
   report->kv_bytes = plan.kv_bytes;
   report->flops = plan.flops;
   report->seconds = seconds;
+  FillBalance(plan, report);
 }
 
 // The keys that some row of a threadgroup sees; none where low >= high.
@@ -124,6 +137,7 @@ Status PlanRun::Begin(const KernelTable& table, Impl* plan, const KvView& kv,
                   "time");
   PrepareArrivals(plan);
   std::fill(plan->counters.begin(), plan->counters.end(), WorkerCounters{});
+  std::fill(plan->worker_seconds.begin(), plan->worker_seconds.end(), 0.0);
   plan->arrived_dirty = true;
   plan_ = plan;
   kernels_ = &table.For(kv.layout.dtype);
@@ -342,7 +356,9 @@ Status RunPlan(Runtime* runtime, const KernelTable& table, Impl* plan,
   launch.scratch_bytes = run.scratch_bytes();
   launch.stop = options.stop;
   launch.deadline = options.deadline;
+  launch.priority = options.priority;
   launch.name = "attention";
+  if (options.report != nullptr) launch.worker_seconds = run.worker_seconds();
   const auto traced = [&run](const Threadgroup& tg) { run.RunTraced(tg); };
   const FunctionRef<void(const Threadgroup&)> traced_body = traced;
   launch.traced_body = &traced_body;

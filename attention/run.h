@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "attention/plan.h"
 #include "kernels/kernel_table.h"
@@ -37,6 +38,10 @@ class PlanRun {
 
   Grid grid() const noexcept { return {plan_->grid_size, plan_->node_begin}; }
   size_t scratch_bytes() const noexcept;  // per worker
+  // Where a launch adds what each worker spent; for the report.
+  std::span<double> worker_seconds() const noexcept {
+    return plan_->worker_seconds;
+  }
 
   // The body, and the one that also says what its slice of a trace is about.
   void operator()(const Threadgroup& group) const { Attend<false>(group); }

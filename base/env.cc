@@ -20,6 +20,8 @@ constexpr std::array kVariables = {
                 "what to watch for memory pressure, as systemd sets it"},
     EnvVariable{"MEMORY_PRESSURE_WRITE", "(none)",
                 "what to write there first, in base64, as systemd sets it"},
+    EnvVariable{"VARLANE_CPUS", "(all)",
+                "CPUs that workers may use, e.g. 0-3,8; of those we may use"},
     EnvVariable{"VARLANE_HUGE_PAGES", "transparent",
                 "pages of the KV pool: explicit, transparent or off"},
     EnvVariable{"VARLANE_MEMORY_FRACTION", "0.9",

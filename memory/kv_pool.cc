@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "memory/kv_pool_impl.h"
 
 namespace varlane {
@@ -45,6 +46,44 @@ Status Validate(const KvPoolOptions& options, const Runtime* runtime) {
                       ")");
   return {};
 }
+
+// Tells of one change of capacity, when it is over and no lock is held: others
+// may have changed it too meanwhile.
+template <typename Pool>
+class ResizeLog {
+ public:
+  explicit ResizeLog(const Pool& pool)
+      : pool_(pool), before_(pool.capacity()) {}
+
+  Status Tell(Status status) const noexcept {
+    TellOf(status);
+    return status;
+  }
+  Result<KvResize> Tell(Result<KvResize> result) const noexcept {
+    TellOf(result.status());
+    return result;
+  }
+
+ private:
+  void TellOf(const Status& status) const noexcept {
+    const int64_t now = pool_.capacity();
+    if (!status.ok() && status.code() != StatusCode::kInvalidArgument) {
+      Log(LogLevel::kWarning, "pool_resize_failed", status.message(),
+          {{"code", StatusCodeName(status.code())}, {"blocks", now}});
+    }
+    if (now == before_ || !IsLogged(LogLevel::kInfo)) return;
+    const bool has_grown = now > before_;
+    Log(LogLevel::kInfo, has_grown ? "pool_grown" : "pool_shrunk",
+        has_grown ? "the KV pool has more blocks"
+                  : "the KV pool gave blocks back",
+        {{"blocks_before", before_},
+         {"blocks", now},
+         {"committed_bytes", pool_.stats().committed_bytes}});
+  }
+
+  const Pool& pool_;
+  int64_t before_;
+};
 
 }  // namespace
 
@@ -138,8 +177,14 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(const KvPoolOptions& options,
                           runtime);
   VARLANE_RETURN_IF_ERROR(memory.status());
   VARLANE_RETURN_IF_ERROR((*memory)->Commit(options.num_blocks));
-  return std::unique_ptr<KvPool>(
+  std::unique_ptr<KvPool> pool(
       new KvPool(std::make_unique<Impl>(options, key, *std::move(memory))));
+  Log(LogLevel::kInfo, "pool_created", "the KV pool is ready",
+      {{"blocks", options.num_blocks},
+       {"max_blocks", max_blocks},
+       {"block_bytes", options.layout.block_bytes()},
+       {"committed_bytes", pool->stats().committed_bytes}});
+  return pool;
 } catch (const std::bad_alloc&) {
   return NoHeapFor("the pool's bookkeeping");
 }
@@ -163,12 +208,17 @@ int KvPool::memory_fd() const noexcept { return impl_->memory_fd(); }
 int KvPool::NodeOfBlock(BlockId block) const noexcept {
   return impl_->NodeOfBlock(block);
 }
-Status KvPool::Grow(int64_t num_blocks) { return impl_->Grow(num_blocks); }
+Status KvPool::Grow(int64_t num_blocks) {
+  const ResizeLog log(*impl_);
+  return log.Tell(impl_->Grow(num_blocks));
+}
 Result<KvResize> KvPool::Shrink(int64_t num_blocks) {
-  return impl_->Shrink(num_blocks);
+  const ResizeLog log(*impl_);
+  return log.Tell(impl_->Shrink(num_blocks));
 }
 Result<KvResize> KvPool::SetLimit(int64_t bytes) {
-  return impl_->SetLimit(bytes);
+  const ResizeLog log(*impl_);
+  return log.Tell(impl_->SetLimit(bytes));
 }
 int64_t KvPool::MinLimitBytes() const { return impl_->MinLimitBytes(); }
 Result<KvResize> KvPool::Compact(int64_t max_moves) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <climits>
 #include <cstddef>
+#include <string_view>
 
 #include "varlane/status.h"
 
@@ -23,6 +24,10 @@ class CpuMask {
   void Add(int cpu) noexcept;
   bool Has(int cpu) const noexcept;
   bool operator==(const CpuMask&) const = default;
+
+  // Of a list as the kernel writes them: "0-3,8". Errors: kInvalidArgument
+  // quoting the list and what is wrong with it.
+  static Status Parse(std::string_view list, CpuMask* mask);
 
   // The calling thread's mask. Errors: kUnavailable (a sandbox forbids it).
   static Status ReadThread(CpuMask* mask) noexcept;

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "base/strings.h"
+#include "runtime/handover.h"
 #include "runtime/launch.h"
 
 namespace varlane {
@@ -27,23 +28,6 @@ namespace {
 // The slot that no TBB thread takes. One is always reserved: TBB makes arenas
 // of two slots at least, and slot numbers must not exceed our workers'.
 constexpr int kReservedSlots = 1;
-
-// TBB hands a task from thread to thread inside a library that ThreadSanitizer
-// does not see. These two tell it, so that no suppression is needed that would
-// hide races in the bodies a task runs.
-#if defined(__SANITIZE_THREAD__)
-extern "C" void __tsan_acquire(void* address);
-extern "C" void __tsan_release(void* address);
-void HandedOver(const void* object) {
-  __tsan_release(const_cast<void*>(object));
-}
-void TakenOver(const void* object) {
-  __tsan_acquire(const_cast<void*>(object));
-}
-#else
-void HandedOver(const void*) {}
-void TakenOver(const void*) {}
-#endif
 
 // What is enqueued: by value, since it may outlive arenas and Runtime.
 class HelperTask {

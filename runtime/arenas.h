@@ -25,6 +25,10 @@ class Arenas {
   // Errors: kUnavailable, kResourceExhausted (TBB refused).
   static Result<std::unique_ptr<Arenas>> Create(const Placement& placement,
                                                 bool pin);
+  // The same on threads of the embedder's (RuntimeOptions::executor), for a
+  // placement of one node. Errors: kResourceExhausted.
+  static Result<std::unique_ptr<Arenas>> On(const RuntimeOptions::Executor& run,
+                                            const Placement& placement);
   virtual ~Arenas() = default;
 
   // TBB threads that node's arena can have: its workers without the caller.

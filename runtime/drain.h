@@ -6,6 +6,7 @@
 #define VARLANE_RUNTIME_DRAIN_H_
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,38 @@ struct Drainer {
   int sharers;                 // workers that may take part
   const char* name = nullptr;  // of the graph's node, for messages
   std::span<std::byte> scratch = {};
-  const int* nearest = nullptr;  // [nodes], see Placement
+  const int* nearest = nullptr;           // [nodes], see Placement
+  std::span<double> worker_seconds = {};  // LaunchOptions'
+  // A helper's: LaunchBoard::most_urgent. Null for callers, who stay.
+  const std::atomic<int>* most_urgent = nullptr;
+
+  // Whether somebody with a higher priority wants this worker.
+  bool IsWantedElsewhere() const noexcept {
+    return most_urgent != nullptr &&
+           most_urgent->load(std::memory_order_relaxed) > state->priority;
+  }
+};
+
+// Adds its life's time to the worker's, where somebody asked for it.
+class WorkerTimer {
+ public:
+  WorkerTimer(std::span<double> seconds, int worker) noexcept
+      : seconds_(seconds.empty() ? nullptr
+                                 : &seconds[static_cast<size_t>(worker)]) {
+    if (seconds_ != nullptr) start_ = LaunchState::Clock::now();
+  }
+  ~WorkerTimer() {
+    if (seconds_ == nullptr) return;
+    const std::chrono::duration<double> spent =
+        LaunchState::Clock::now() - start_;
+    *seconds_ += spent.count();
+  }
+  WorkerTimer(const WorkerTimer&) = delete;
+  WorkerTimer& operator=(const WorkerTimer&) = delete;
+
+ private:
+  double* seconds_;
+  LaunchState::Clock::time_point start_;
 };
 
 // "the body of threadgroup 3 threw: ..." becomes the launch's result.
@@ -41,6 +73,30 @@ void FailBody(const Drainer& drainer, int64_t index, const char* what) noexcept;
 
 // For Threadgroup::cancelled.
 bool IsLaunchCancelled(const void* state) noexcept;
+
+// A body that is recorded.
+template <typename Body>
+struct TracedBody {
+  TraceRecorder* recorder;
+  const Body* body;
+
+  void operator()(const Threadgroup& group) const {
+    recorder->Begin();
+    (*body)(group);
+    recorder->End(group.index());
+  }
+};
+
+// The time after a claim's last body.
+template <typename Body>
+LaunchState::Clock::time_point TimeAfter(const Body&) noexcept {
+  return LaunchState::Clock::now();
+}
+template <typename Body>
+LaunchState::Clock::time_point TimeAfter(
+    const TracedBody<Body>& traced) noexcept {
+  return traced.recorder->TimeAfter();
+}
 
 // Runs one claim; false once the launch is cancelled.
 template <typename Body>
@@ -64,7 +120,7 @@ bool RunClaim(const Drainer& drainer, IndexRange claim,
 }
 
 // Empties one range, or with `kSteals` takes of another node's what is worth
-// it; false once the launch is cancelled.
+// it; false once the launch is cancelled, or the worker wanted elsewhere.
 template <bool kSteals = false, typename Body>
 bool DrainRange(const Drainer& drainer, SharedRange* range,
                 const Body& body) noexcept {
@@ -79,20 +135,27 @@ bool DrainRange(const Drainer& drainer, SharedRange* range,
     if (claim.begin == claim.end) return true;
     drainer.state->CheckDeadline(before);
     if (!RunClaim(drainer, claim, body)) return false;
-    const Clock::time_point after = Clock::now();
+    if (drainer.IsWantedElsewhere()) return false;
+    const Clock::time_point after = TimeAfter(body);
     grain = after - before < kCheapClaim ? std::min(grain * 2, kMaxGrain) : 1;
     before = after;
   }
 }
 
-// Empties the grid, the worker's own range first; false once cancelled.
+// Empties the grid, the worker's own range first; false as DrainRange's. A
+// function of its own, so that what surrounds it cannot change its code
+// (tools/check_trace_code.py).
 template <typename Body>
-bool DrainGrid(const Drainer& drainer, const Body& body) noexcept {
+[[gnu::noinline]] bool DrainGrid(const Drainer& drainer,
+                                 const Body& body) noexcept {
   const int num_ranges = drainer.grid->num_ranges();
   if (num_ranges == 1) return DrainRange(drainer, drainer.grid->range(0), body);
   SharedRange* const own = drainer.grid->range(drainer.node);
+  // Who is at home stays, wanted elsewhere or not: thieves may count on it.
+  Drainer at_home = drainer;
+  at_home.most_urgent = nullptr;
   own->EnterHome();
-  const bool is_drained = DrainRange(drainer, own, body);
+  const bool is_drained = DrainRange(at_home, own, body);
   own->LeaveHome();
   if (!is_drained) return false;
   for (int i = 1; i < num_ranges; ++i) {
@@ -109,11 +172,7 @@ template <typename Body>
 bool DrainGridTraced(const Drainer& drainer, LaunchTrace* trace,
                      const Body& body) noexcept {
   TraceRecorder recorder(trace, drainer.worker);
-  return DrainGrid(drainer, [&](const Threadgroup& group) {
-    recorder.Begin();
-    body(group);
-    recorder.End(group.index());
-  });
+  return DrainGrid(drainer, TracedBody<Body>{&recorder, &body});
 }
 
 }  // namespace varlane

@@ -28,7 +28,7 @@ void GraphRun::Start(LaunchEngine* engine, LaunchState* state) noexcept {
   state_ = state;
   first_ = last_ = nullptr;
   num_left_ = static_cast<int>(nodes_.size());
-  num_idle_ = num_helpers_ = 0;
+  num_idle_ = num_helpers_ = num_sent_for_ = num_skipped_ = 0;
   for (const std::unique_ptr<Node>& node : nodes_) {
     node->must_tell = node->is_listed = false;
     node->workers = 0;
@@ -42,8 +42,11 @@ void GraphRun::Start(LaunchEngine* engine, LaunchState* state) noexcept {
 
 void GraphRun::TakePart(const Drainer& worker, bool is_caller) noexcept {
   Lock lock(mutex_);
-  if (!is_caller) ++num_helpers_;
-  while (!IsOver()) {
+  if (!is_caller) {
+    ++num_helpers_;
+    num_sent_for_ = std::max(num_sent_for_ - 1, 0);
+  }
+  while (!IsOver() && !worker.IsWantedElsewhere()) {
     if (Node* const node = Pick()) {
       WorkOn(node, worker, &lock);
     } else if (!WaitForWork(is_caller, &lock)) {
@@ -51,7 +54,8 @@ void GraphRun::TakePart(const Drainer& worker, bool is_caller) noexcept {
     }
   }
   if (!is_caller) --num_helpers_;
-  if (num_left_ == 0 || state_->WasCancelled()) WakeIdle();
+  // Also where one leaves work behind for something more urgent.
+  if (IsOver() || first_ != nullptr) WakeIdle();
 }
 
 void GraphRun::Finish() noexcept {
@@ -97,44 +101,81 @@ GraphRun::Node* GraphRun::Pick() noexcept {
 // --- work --------------------------------------------------------------------
 
 void GraphRun::WorkOn(Node* node, const Drainer& worker, Lock* lock) noexcept {
+  bool is_alone = false;
+  Offer(lock);
   if (node->phase == Phase::kPreparing) {
-    Offer(lock);
     lock->unlock();
-    const bool is_prepared = Prepare(node, worker.worker);
-    lock->lock();
-    if (!is_prepared) return;
-    node->phase = Phase::kOpen;
-    if (node->num_threadgroups > 1 && state_->participants > 1) List(node);
+    if (!Prepare(node, worker.worker)) {
+      Relock(lock);
+      return;
+    }
+    is_alone = node->num_threadgroups <= 1 || state_->participants == 1;
+    if (!is_alone) {
+      Relock(lock);
+      node->phase = Phase::kOpen;
+      List(node);
+      Offer(lock);
+    }
   }
-  if (node->num_threadgroups > 0) {
-    Offer(lock);
-    lock->unlock();
-    Drainer drainer = worker;
-    drainer.grid = &node->grid;
-    drainer.name = node->spec->name.c_str();
-    GraphLaunch* const launch = node->launch.get();
-    (void)engine_->Drain(
-        &drainer, node->scratch_bytes,
-        [launch](const Threadgroup& group) { launch->Run(group); },
-        &node->trace,
-        [launch](const Threadgroup& group) { launch->RunTraced(group); });
-    lock->lock();
-  }
+  if (lock->owns_lock()) lock->unlock();
+  Drain(node, worker);
+  // A node that nobody else could pick ends without asking for the lock first.
+  const bool ends_alone = is_alone && !state_->WasCancelled();
+  if (ends_alone) TellDone(node);
+  Relock(lock);
   // Either empty or cancelled: nobody else has anything to do there.
   if (node->is_listed) Unlist(node);
-  if (--node->workers == 0 && !state_->WasCancelled()) End(node, lock);
+  if (--node->workers > 0) return;
+  if (ends_alone) {
+    Complete(node);
+  } else if (!is_alone && !state_->WasCancelled()) {
+    lock->unlock();
+    TellDone(node);
+    Relock(lock);
+    Complete(node);
+  }
 }
 
-// What the caller of this has picked is its own; the rest is for others.
+void GraphRun::Drain(Node* node, const Drainer& worker) noexcept {
+  if (node->num_threadgroups == 0) return;
+  Drainer drainer = worker;
+  drainer.most_urgent = nullptr;  // leaves between nodes only
+  drainer.grid = &node->grid;
+  drainer.name = node->spec->name.c_str();
+  if (!node->worker_seconds.empty()) {
+    drainer.worker_seconds = node->worker_seconds;
+  }
+  GraphLaunch* const launch = node->launch.get();
+  (void)engine_->Drain(
+      &drainer, node->scratch_bytes,
+      [launch](const Threadgroup& group) { launch->Run(group); }, &node->trace,
+      [launch](const Threadgroup& group) { launch->RunTraced(group); });
+}
+
+// What it guards takes nanoseconds, less than sleeping does.
+void GraphRun::Relock(Lock* lock) const noexcept {
+  for (int i = 0; i < engine_->spin_limit(); ++i) {
+    if (lock->try_lock()) return;
+    RelaxCpu();
+  }
+  lock->lock();
+}
+
+// What the caller of this has picked is its own; the rest is for others. Those
+// sent for are not sent for again with every node until they come; but now and
+// then, since one whose thread has other duties never does.
 void GraphRun::Offer(Lock* lock) noexcept {
+  constexpr int kPatience = 16;
   const int joins = OfferListed();
   if (joins <= 0) return;
+  if (joins <= num_sent_for_ && ++num_skipped_ % kPatience != 0) return;
   // Whoever is sending already sends for as many as there is room for.
   if (is_sending_.exchange(true, std::memory_order_acquire)) return;
+  num_sent_for_ = joins;
   lock->unlock();
   engine_->Summon(state_, joins);
   is_sending_.store(false, std::memory_order_release);
-  lock->lock();
+  Relock(lock);
 }
 
 int GraphRun::OfferListed() noexcept {
@@ -162,6 +203,11 @@ bool GraphRun::Prepare(Node* node, int worker) noexcept {
       state_->Fail({code, why});
     }
   };
+  // Host functions have no claims that would see it pass.
+  if (state_->has_deadline()) {
+    state_->CheckDeadline(LaunchState::Clock::now());
+    if (state_->WasCancelled()) return false;
+  }
   node->trace.tracer = nullptr;
   if (state_->trace.tracer != nullptr) {
     node->trace.Begin(state_->trace.tracer, node->spec->name);
@@ -178,12 +224,15 @@ bool GraphRun::Prepare(Node* node, int worker) noexcept {
       return false;
     }
     node->must_tell = true;
-    if (Status status = engine_->Validate(what.grid, {}); !status.ok()) {
+    LaunchOptions options;
+    options.worker_seconds = what.worker_seconds;
+    if (Status status = engine_->Validate(what.grid, options); !status.ok()) {
       fail(status.code(), ": ", status.message());
       return false;
     }
     node->grid.Reset(what.grid);
     node->num_threadgroups = what.grid.num_threadgroups;
+    node->worker_seconds = what.worker_seconds;
     node->scratch_bytes = std::max(what.scratch_bytes, state_->scratch_bytes);
     return true;
   } catch (const std::exception& error) {
@@ -195,12 +244,13 @@ bool GraphRun::Prepare(Node* node, int worker) noexcept {
   return false;
 }
 
-void GraphRun::End(Node* node, Lock* lock) noexcept {
-  lock->unlock();
+void GraphRun::TellDone(Node* node) noexcept {
   node->must_tell = false;
   if (node->trace.tracer != nullptr) node->trace.CountBandwidth();
   node->launch->Done(true);
-  lock->lock();
+}
+
+void GraphRun::Complete(Node* node) noexcept {
   node->phase = Phase::kDone;
   --num_left_;
   for (const int32_t index : node->spec->successors) {
@@ -229,7 +279,7 @@ bool GraphRun::WaitForWork(bool is_caller, Lock* lock) noexcept {
   };
   for (int i = 0; i < engine_->spin_limit() && !is_news(); ++i) RelaxCpu();
   if (is_caller) version_.wait(seen, std::memory_order_acquire);
-  lock->lock();
+  Relock(lock);
   --num_idle_;
   return is_caller || is_news() || first_ != nullptr;
 }

@@ -67,6 +67,7 @@ class GraphRun {
     SharedGrid grid;
     int64_t num_threadgroups = 0;
     size_t scratch_bytes = 0;
+    std::span<double> worker_seconds;
     LaunchTrace trace;
     bool must_tell = false;  // Prepare went well, Done was not called
     // Guarded by mutex_.
@@ -87,14 +88,19 @@ class GraphRun {
   // Wakes who is idle where nodes are listed; how many more could help.
   int OfferListed() noexcept;
 
+  void Complete(Node* node) noexcept;
+
   // These require mutex_, too, which they give up for a while.
   using Lock = std::unique_lock<std::mutex>;
   void WorkOn(Node* node, const Drainer& worker, Lock* lock) noexcept;
   void Offer(Lock* lock) noexcept;
-  void End(Node* node, Lock* lock) noexcept;
   bool WaitForWork(bool is_caller, Lock* lock) noexcept;
 
+  // These require that it is not held.
+  void Relock(Lock* lock) const noexcept;
   bool Prepare(Node* node, int worker) noexcept;
+  void Drain(Node* node, const Drainer& worker) noexcept;
+  static void TellDone(Node* node) noexcept;
 
   std::vector<std::unique_ptr<Node>> nodes_;
   void* args_ = nullptr;
@@ -105,9 +111,11 @@ class GraphRun {
   // Guarded by mutex_.
   Node* first_ = nullptr;  // nodes that anybody may pick, by priority and age
   Node* last_ = nullptr;
-  int num_left_ = 0;     // nodes not done
-  int num_idle_ = 0;     // participants that wait for work
-  int num_helpers_ = 0;  // inside
+  int num_left_ = 0;      // nodes not done
+  int num_idle_ = 0;      // participants that wait for work
+  int num_helpers_ = 0;   // inside
+  int num_sent_for_ = 0;  // and on their way, as far as we know
+  int num_skipped_ = 0;   // times that was enough
 
   std::atomic<bool> is_sending_ = false;
   // Changes whenever idle participants should look again.

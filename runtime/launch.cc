@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "runtime/drain.h"
 #include "runtime/graph_run.h"
@@ -60,6 +61,17 @@ std::vector<int> ThreadsOfNodes(const Arenas& arenas, int num_nodes) {
   return threads;
 }
 
+// Who asked for a stop knows of it.
+void LogFailure(const Status& status, const LaunchOptions& options,
+                int64_t num_threadgroups) noexcept {
+  const bool was_asked_for = status.code() == StatusCode::kCancelled;
+  Log(was_asked_for ? LogLevel::kDebug : LogLevel::kWarning, "launch_failed",
+      status.message(),
+      {{"code", StatusCodeName(status.code())},
+       {"name", options.name},
+       {"threadgroups", num_threadgroups}});
+}
+
 }  // namespace
 
 void FailBody(const Drainer& drainer, int64_t index,
@@ -83,15 +95,18 @@ bool IsLaunchCancelled(const void* state) noexcept {
   return launch->IsCancelled();
 }
 
-LaunchEngine::LaunchEngine(const Placement& placement, Arenas& arenas, bool pin)
+LaunchEngine::LaunchEngine(const Placement& placement, Arenas& arenas, bool pin,
+                           bool confine)
     : placement_(placement),
       arenas_(arenas),
       node_of_worker_(NodeOfWorkers(placement)),
       scratch_(node_of_worker_, placement.num_nodes()),
       board_(std::make_shared<LaunchBoard>(
           ThreadsOfNodes(arenas, placement.num_nodes()))),
-      pin_(pin) {
+      pin_(pin),
+      confine_(pin && confine) {
   caller_mask_.Add(placement.pu_of_worker[0]);
+  for (const int pu : placement.pu_of_worker) own_mask_.Add(pu);
   const std::set<int> pus(placement.pu_of_worker.begin(),
                           placement.pu_of_worker.end());
   // Workers that share a PU need it more than a spinning caller does.
@@ -119,6 +134,12 @@ Status LaunchEngine::Validate(const Grid& grid,
   VARLANE_REQUIRE_ARG(options.max_workers >= 0,
                       "max_workers = ", options.max_workers,
                       ", must not be negative");
+  VARLANE_REQUIRE_ARG(options.worker_seconds.empty() ||
+                          std::cmp_greater_equal(options.worker_seconds.size(),
+                                                 placement_.num_workers()),
+                      "worker_seconds has ", options.worker_seconds.size(),
+                      " entries, but the runtime has ",
+                      placement_.num_workers(), " workers");
   const std::span<const int64_t> begin = grid.node_begin;
   if (begin.empty()) return {};
   const auto num_nodes = static_cast<size_t>(placement_.num_nodes());
@@ -151,7 +172,9 @@ Status LaunchEngine::Launch(const Grid& grid,
         options.traced_body != nullptr ? options.traced_body : &body;
     state->grid.Reset(grid);
     Trace(state, options.name);
-    return Execute(state, grid.num_threadgroups);
+    Status status = Execute(state, grid.num_threadgroups);
+    if (!status.ok()) LogFailure(status, options, grid.num_threadgroups);
+    return status;
   } catch (const std::bad_alloc&) {
     return {StatusCode::kResourceExhausted, "no memory for a launch"};
   }
@@ -166,6 +189,7 @@ Status LaunchEngine::Run(GraphRun* run, const LaunchOptions& options) {
     run->Start(this, state);
     Status status = Execute(state, 0);
     run->Finish();
+    if (!status.ok()) LogFailure(status, options, 0);
     return status;
   } catch (const std::bad_alloc&) {
     return {StatusCode::kResourceExhausted, "no memory to run a graph"};
@@ -192,6 +216,8 @@ Status LaunchEngine::Execute(LaunchState* state, int64_t num_threadgroups) {
   const BodyContext* const inside = FindBody(this);
   const int worker = inside != nullptr ? inside->worker : 0;
   if (state->participants == 1) {
+    const ScopedAffinity seat(inside == nullptr ? WhereToConfineCaller()
+                                                : nullptr);
     TakePart(state, worker, true);
   } else {
     RunWithHelpers(state, worker, inside != nullptr);
@@ -211,6 +237,10 @@ bool LaunchEngine::MustMoveCaller() const noexcept {
   return pin_ && CurrentCpu() != placement_.pu_of_worker[0];
 }
 
+const CpuMask* LaunchEngine::WhereToConfineCaller() const noexcept {
+  return confine_ && !own_mask_.Has(CurrentCpu()) ? &own_mask_ : nullptr;
+}
+
 void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,
                                   bool is_nested) {
   // Before the caller is pinned: threads that TBB starts inherit its mask. A
@@ -220,7 +250,9 @@ void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,
       !is_nested && MustMoveCaller() &&
       !caller_seat_taken_.exchange(true, std::memory_order_acquire);
   {
-    const ScopedAffinity seat(moves ? &caller_mask_ : nullptr);
+    const ScopedAffinity seat(moves        ? &caller_mask_
+                              : !is_nested ? WhereToConfineCaller()
+                                           : nullptr);
     TakePart(state, worker, true);
     board_->Close(state);
     state->WaitForHelpers(spin_limit_);
@@ -252,6 +284,8 @@ void LaunchEngine::TakePart(LaunchState* state, int worker,
   };
   drainer.nearest =
       placement_.nearest[static_cast<size_t>(drainer.node)].data();
+  drainer.worker_seconds = state->worker_seconds;
+  if (!is_caller) drainer.most_urgent = &board_->most_urgent();
   if (state->graph != nullptr) {
     state->graph->TakePart(drainer, is_caller);
   } else {
@@ -268,6 +302,10 @@ void HelpTask(LaunchBoard& board, int node, int worker) noexcept {
   LaunchEngine* engine = nullptr;
   while (LaunchState* const state = board.Join(&engine)) {
     engine->TakePart(state, worker, false);
+    // Somebody may come back for what is left, this helper for one.
+    if (board.most_urgent().load(std::memory_order_relaxed) > state->priority) {
+      board.Rejoin(state);
+    }
     state->Leave();
   }
 }

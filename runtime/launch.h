@@ -36,7 +36,9 @@ class LaunchEngine {
  public:
   // `placement` and `arenas` must outlive the engine. `pin`: a caller that is
   // elsewhere is put on worker 0's PU while a launch of several workers lasts.
-  LaunchEngine(const Placement& placement, Arenas& arenas, bool pin);
+  // `confine`: callers run on no other PUs than the placement's, ever.
+  LaunchEngine(const Placement& placement, Arenas& arenas, bool pin,
+               bool confine);
   ~LaunchEngine();
 
   // See Runtime::Launch.
@@ -64,6 +66,7 @@ class LaunchEngine {
       return false;
     }
     drainer->scratch = scratch.bytes();
+    const WorkerTimer timer(drainer->worker_seconds, drainer->worker);
     if (trace->tracer != nullptr) {
       return DrainGridTraced(*drainer, trace, traced);
     }
@@ -83,6 +86,7 @@ class LaunchEngine {
                    const LaunchOptions& options) const noexcept;
   Status Execute(LaunchState* state, int64_t num_threadgroups);
   bool MustMoveCaller() const noexcept;
+  const CpuMask* WhereToConfineCaller() const noexcept;
   void RunWithHelpers(LaunchState* state, int worker, bool is_nested);
   void TakePart(LaunchState* state, int worker, bool is_caller) noexcept;
 
@@ -91,8 +95,10 @@ class LaunchEngine {
   std::vector<int> node_of_worker_;
   ScratchPool scratch_;
   std::shared_ptr<LaunchBoard> board_;
-  CpuMask caller_mask_;
+  CpuMask caller_mask_;  // worker 0's PU
+  CpuMask own_mask_;     // all PUs of the placement
   bool pin_;
+  bool confine_;
   int spin_limit_;
   std::atomic<Tracer*> tracer_ = nullptr;  // null: nothing is traced
   // Held by the one caller at a time that is moved to worker 0's PU; others run

@@ -13,7 +13,7 @@ LaunchBoard::LaunchBoard(std::vector<int> num_threads)
     : num_threads_(std::move(num_threads)), num_tasks_(num_threads_.size()) {}
 
 LaunchBoard::~LaunchBoard() {
-  VARLANE_DCHECK(oldest_ == nullptr);
+  VARLANE_DCHECK(first_ == nullptr);
   while (unused_ != nullptr) delete std::exchange(unused_, unused_->next_);
 }
 
@@ -60,13 +60,7 @@ void LaunchBoard::Open(LaunchState* state, LaunchEngine* engine,
   if (state->is_closed_) joins = 0;
   state->engine_ = engine;
   state->joins_left_ = joins;
-  if (joins > 0 && !state->is_listed_) {
-    state->is_listed_ = true;
-    state->next_ = nullptr;
-    state->previous_ = newest_;
-    (newest_ != nullptr ? newest_->next_ : oldest_) = state;
-    newest_ = state;
-  }
+  if (joins > 0 && !state->is_listed_) List(state);
 
   // Tasks that are under way will find this launch too.
   std::vector<int>& num_tasks = state->num_tasks;
@@ -104,7 +98,7 @@ bool LaunchBoard::Idle() noexcept {
 
 LaunchState* LaunchBoard::Join(LaunchEngine** engine) noexcept {
   const std::lock_guard lock(mutex_);
-  LaunchState* const state = oldest_;
+  LaunchState* const state = first_;
   if (state == nullptr) return nullptr;
   *engine = state->engine_;
   state->num_helpers_.fetch_add(1, std::memory_order_relaxed);
@@ -112,12 +106,40 @@ LaunchState* LaunchBoard::Join(LaunchEngine** engine) noexcept {
   return state;
 }
 
+void LaunchBoard::Rejoin(LaunchState* state) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (state->is_closed_) return;
+  ++state->joins_left_;
+  if (!state->is_listed_) List(state);
+}
+
+// Behind those of its priority.
+void LaunchBoard::List(LaunchState* state) noexcept {
+  LaunchState* before = last_;
+  while (before != nullptr && before->priority < state->priority) {
+    before = before->previous_;
+  }
+  state->previous_ = before;
+  state->next_ = before != nullptr ? before->next_ : first_;
+  (state->next_ != nullptr ? state->next_->previous_ : last_) = state;
+  (before != nullptr ? before->next_ : first_) = state;
+  state->is_listed_ = true;
+  NoteMostUrgent();
+}
+
 void LaunchBoard::Unlist(LaunchState* state) noexcept {
-  (state->previous_ != nullptr ? state->previous_->next_ : oldest_) =
+  (state->previous_ != nullptr ? state->previous_->next_ : first_) =
       state->next_;
-  (state->next_ != nullptr ? state->next_->previous_ : newest_) =
+  (state->next_ != nullptr ? state->next_->previous_ : last_) =
       state->previous_;
   state->is_listed_ = false;
+  NoteMostUrgent();
+}
+
+void LaunchBoard::NoteMostUrgent() noexcept {
+  most_urgent_.store(
+      first_ != nullptr ? first_->priority : std::numeric_limits<int>::min(),
+      std::memory_order_relaxed);
 }
 
 }  // namespace varlane

@@ -8,6 +8,8 @@
 #ifndef VARLANE_RUNTIME_LAUNCH_BOARD_H_
 #define VARLANE_RUNTIME_LAUNCH_BOARD_H_
 
+#include <atomic>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -43,24 +45,34 @@ class LaunchBoard {
   void TaskStarted(int node) noexcept;
   // No helper task is under way.
   bool Idle() noexcept;
-  // The oldest launch that wants help, entered; null when there is none.
+  // The launch that wants help, of the highest priority and then the oldest,
+  // entered; null when there is none.
   LaunchState* Join(LaunchEngine** engine) noexcept;
+  // Lets another helper in, in place of one that is about to leave early.
+  void Rejoin(LaunchState* state) noexcept;
+
+  // The priority of what Join would find; the least int when it is nothing.
+  const std::atomic<int>& most_urgent() const noexcept { return most_urgent_; }
 
  private:
+  void List(LaunchState* state) noexcept;
   // Gives `left` joins to the nodes, one a node in turn, no node more than it
   // has threads, nor with a grid more than it has threadgroups. Returns those
   // nobody took.
   int HandOut(int left, SharedGrid* grid,
               std::vector<int>* num_tasks) const noexcept;
   void Unlist(LaunchState* state) noexcept;
+  void NoteMostUrgent() noexcept;
 
   const std::vector<int> num_threads_;  // [nodes]
   std::mutex mutex_;
   // Guarded by mutex_.
-  std::vector<int> num_tasks_;  // [nodes], enqueued and not yet started
-  LaunchState* oldest_ = nullptr;
-  LaunchState* newest_ = nullptr;
+  std::vector<int> num_tasks_;    // [nodes], enqueued and not yet started
+  LaunchState* first_ = nullptr;  // by priority and age
+  LaunchState* last_ = nullptr;
   LaunchState* unused_ = nullptr;
+  // Written under the lock; read by helpers between threadgroups.
+  alignas(64) std::atomic<int> most_urgent_ = std::numeric_limits<int>::min();
 };
 
 }  // namespace varlane

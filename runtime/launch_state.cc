@@ -50,6 +50,8 @@ void LaunchState::Reset(const LaunchOptions& options,
   stop_ = options.stop.stop_possible() ? &options.stop : nullptr;
   deadline_ = options.deadline;
   scratch_bytes = options.scratch_bytes;
+  worker_seconds = options.worker_seconds;
+  priority = options.priority;
   participants = num_participants;
   stopped_.store(false, std::memory_order_relaxed);
   stop_seen_.store(false, std::memory_order_relaxed);

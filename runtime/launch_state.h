@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <stop_token>
 #include <vector>
 
@@ -131,7 +132,9 @@ class LaunchState {
   GraphRun* graph = nullptr;  // a graph's run: body and grid are its nodes'
   LaunchTrace trace;
   size_t scratch_bytes = 0;
+  std::span<double> worker_seconds = {};
   int participants = 0;
+  int priority = 0;
   SharedGrid grid;
   std::vector<int> num_tasks;  // [nodes], see LaunchBoard::Open
 

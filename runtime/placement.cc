@@ -14,24 +14,35 @@ namespace {
 
 // The hardware threads of one node in the order workers take them.
 struct NodePus {
-  std::vector<int> pus;     // first threads of the cores, then siblings
-  int64_t num_cores = 0;    // how many of them are first threads
-  int64_t capacity = 0;     // workers it has room for without sharing
-  int64_t num_workers = 0;  // workers it was given
+  std::vector<int> pus;        // first threads of the cores, then siblings
+  std::vector<int64_t> kinds;  // how many of the cores are of each speed
+  int64_t num_cores = 0;       // how many of `pus` are first threads
+  int64_t capacity = 0;        // workers it has room for without sharing
+  int64_t num_workers = 0;     // workers it was given
 };
 
 NodePus CollectPus(const Topology& topology, const std::vector<int>& cores,
                    bool use_smt) {
-  NodePus node;
+  std::vector<const Core*> fastest_first;
   size_t widest = 0;
   for (const int core : cores) {
-    widest =
-        std::max(widest, topology.cores[static_cast<size_t>(core)].pus.size());
+    fastest_first.push_back(&topology.cores[static_cast<size_t>(core)]);
+    widest = std::max(widest, fastest_first.back()->pus.size());
+  }
+  std::stable_sort(
+      fastest_first.begin(), fastest_first.end(),
+      [](const Core* a, const Core* b) { return a->speed > b->speed; });
+  NodePus node;
+  const Core* before = nullptr;
+  for (const Core* const core : fastest_first) {
+    const bool is_new = before == nullptr || before->speed != core->speed;
+    if (is_new) node.kinds.push_back(0);
+    ++node.kinds.back();
+    before = core;
   }
   for (size_t sibling = 0; sibling < widest; ++sibling) {
-    for (const int core : cores) {
-      const Core& c = topology.cores[static_cast<size_t>(core)];
-      if (sibling < c.pus.size()) node.pus.push_back(c.pus[sibling]);
+    for (const Core* const core : fastest_first) {
+      if (sibling < core->pus.size()) node.pus.push_back(core->pus[sibling]);
     }
   }
   node.num_cores = static_cast<int64_t>(cores.size());
@@ -70,13 +81,23 @@ void Distribute(int num_workers, std::vector<NodePus>* nodes) {
   }
 }
 
-// The PU of a node's i-th worker.
+// The PU of a node's i-th worker. Fewer workers than cores of a kind are spread
+// over them, for the caches they do not share.
 int PuOf(const NodePus& node, int64_t i) {
-  // Fewer workers than cores: spread them, for the caches they do not share.
-  const int64_t index = node.num_workers < node.num_cores
-                            ? i * node.num_cores / node.num_workers
-                            : i % static_cast<int64_t>(node.pus.size());
-  return node.pus[static_cast<size_t>(index)];
+  int64_t first = 0;  // core of the kind
+  int64_t left = node.num_workers;
+  for (const int64_t cores : node.kinds) {
+    const int64_t taken = std::min(left, cores);
+    if (i < taken) {
+      return node.pus[static_cast<size_t>(first + i * cores / taken)];
+    }
+    i -= taken;
+    left -= taken;
+    first += cores;
+  }
+  // More workers than cores.
+  const auto index = static_cast<size_t>(first + i) % node.pus.size();
+  return node.pus[index];
 }
 
 // Of `num_nodes` arenas; node n is topology.nodes[n].

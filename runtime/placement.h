@@ -31,9 +31,10 @@ struct Placement {
 
 // One worker a core (a hardware thread with use_smt), or options.num_threads
 // of them spread over the nodes by their number of cores, and over the cores
-// of a node evenly; more threads than cores share them in turn, SMT siblings
-// first. Node n is topology.nodes[n]; with fewer threads than nodes only the
-// first num_threads nodes are used; NumaPolicy::kOff makes one node of all.
+// of a node evenly, those of a faster kind first; more threads than cores share
+// them in turn, SMT siblings first. Node n is topology.nodes[n]; with fewer
+// threads than nodes only the first num_threads nodes are used;
+// NumaPolicy::kOff makes one node of all.
 //
 // Errors: kInvalidArgument for num_threads outside [0, kMaxWorkers].
 Result<Placement> PlaceWorkers(const Topology& topology,

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/strings.h"
 #include "runtime/affinity.h"
 #include "runtime/arenas.h"
@@ -22,7 +23,8 @@ namespace {
 
 // Whether workers can be pinned; a reason why not goes to the warnings.
 bool CanPin(const RuntimeOptions& options, Topology* topology) {
-  if (!options.pin || !topology->is_this_machine) return false;
+  if (options.executor || !options.pin || !topology->is_this_machine)
+    return false;
   CpuMask mask;
   Status status = CpuMask::ReadThread(&mask);
   if (status.ok()) status = mask.ApplyToThread();  // changes nothing
@@ -42,6 +44,18 @@ std::vector<CpuMask> NodeMasks(const Placement& placement) {
   return masks;
 }
 
+void LogCreated(const Topology& topology, const Placement& placement,
+                bool pin) noexcept {
+  for (const std::string& warning : topology.warnings) {
+    Log(LogLevel::kWarning, "runtime_warning", warning);
+  }
+  Log(LogLevel::kInfo, "runtime_created", "workers are ready",
+      {{"workers", int64_t{placement.num_workers()}},
+       {"nodes", int64_t{placement.num_nodes()}},
+       {"pinned", int64_t{pin}},
+       {"source", topology.source}});
+}
+
 }  // namespace
 
 class Runtime::Impl {
@@ -54,7 +68,7 @@ class Runtime::Impl {
         is_pinned(pin),
         node_masks(NodeMasks(placement)),
         arenas(std::move(made)),
-        engine(placement, *arenas, pin) {}
+        engine(placement, *arenas, pin, !options.cpus.empty()) {}
 
   const RuntimeOptions options;
   const Topology topology;
@@ -73,14 +87,20 @@ Result<std::unique_ptr<Runtime>> Runtime::Create(
   try {
     Result<Topology> topology = Topology::Detect(options);
     VARLANE_RETURN_IF_ERROR(topology.status());
-    Result<Placement> placement = PlaceWorkers(*topology, options);
+    RuntimeOptions placing = options;
+    if (options.executor) placing.numa = NumaPolicy::kOff;
+    Result<Placement> placement = PlaceWorkers(*topology, placing);
     VARLANE_RETURN_IF_ERROR(placement.status());
     const bool pin = CanPin(options, &*topology);
-    Result<std::unique_ptr<Arenas>> arenas = Arenas::Create(*placement, pin);
+    Result<std::unique_ptr<Arenas>> arenas =
+        options.executor ? Arenas::On(options.executor, *placement)
+                         : Arenas::Create(*placement, pin);
     VARLANE_RETURN_IF_ERROR(arenas.status());
-    return std::unique_ptr<Runtime>(new Runtime(std::make_unique<Impl>(
+    std::unique_ptr<Runtime> runtime(new Runtime(std::make_unique<Impl>(
         options, *std::move(topology), *std::move(placement), pin,
         *std::move(arenas))));
+    LogCreated(runtime->topology(), runtime->impl_->placement, pin);
+    return runtime;
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kResourceExhausted, "no memory for a Runtime");
   }

@@ -67,6 +67,7 @@ Result<RuntimeOptions> RuntimeOptions::FromEnvironment() {
   options.num_threads = static_cast<int>(threads->value_or(0));
   VARLANE_RETURN_IF_ERROR(ReadBool("VARLANE_SMT", &options.use_smt));
   VARLANE_RETURN_IF_ERROR(ReadBool("VARLANE_PIN", &options.pin));
+  options.cpus = EnvString("VARLANE_CPUS").value_or("");
   VARLANE_RETURN_IF_ERROR(ReadNuma(&options.numa));
   VARLANE_RETURN_IF_ERROR(ReadHugePages(&options.huge_pages));
   options.simd_target = EnvString("VARLANE_SIMD").value_or("");

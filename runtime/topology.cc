@@ -20,6 +20,7 @@
 
 #include "base/check.h"
 #include "base/strings.h"
+#include "runtime/affinity.h"
 #include "runtime/kernel_nodes.h"
 #include "runtime/page_sizes.h"
 #include "varlane/runtime.h"
@@ -95,8 +96,10 @@ class Reader {
  public:
   Reader(hwloc_topology_t tree, Topology* out) : tree_(tree), out_(out) {}
 
-  Status Read() {
+  // `cpus`: RuntimeOptions::cpus.
+  Status Read(const std::string& cpus) {
     VARLANE_RETURN_IF_ERROR(ReadAllowed());
+    if (!cpus.empty()) VARLANE_RETURN_IF_ERROR(KeepOnly(cpus));
     ReadNodes();
     ReadDistances();
     ReadCores();
@@ -129,6 +132,25 @@ class Reader {
     out_->num_pus = hwloc_bitmap_weight(allowed_.get());
     out_->num_pus_machine =
         hwloc_bitmap_weight(hwloc_topology_get_complete_cpuset(tree_));
+    return {};
+  }
+
+  Status KeepOnly(const std::string& cpus) {
+    CpuMask wanted;
+    VARLANE_RETURN_IF_ERROR(CpuMask::Parse(cpus, &wanted));
+    const Bitmap kept(hwloc_bitmap_alloc());
+    VARLANE_REQUIRE(kept, StatusCode::kResourceExhausted,
+                    "no memory for a CPU set");
+    for (int cpu = 0; cpu < CpuMask::kMaxCpus; ++cpu) {
+      if (!wanted.Has(cpu)) continue;
+      const auto index = static_cast<unsigned>(cpu);
+      VARLANE_REQUIRE_ARG(hwloc_bitmap_isset(allowed_.get(), index) != 0,
+                          "cpus = \"", cpus, "\": CPU ", cpu,
+                          " is none that we may run on");
+      hwloc_bitmap_set(kept.get(), index);
+    }
+    hwloc_bitmap_copy(allowed_.get(), kept.get());
+    out_->num_pus = hwloc_bitmap_weight(allowed_.get());
     return {};
   }
 
@@ -223,6 +245,7 @@ class Reader {
                                   static_cast<int>(packages_.size()))
                          .first->second;
     }
+    core.speed = SpeedOf(object);
     core.node = NodeOf(object);
     core.l3 = CacheOf(object, HWLOC_OBJ_L3CACHE, 3, &out_->l3, &l3_);
     core.l2 = CacheOf(object, HWLOC_OBJ_L2CACHE, 2, &out_->l2, &l2_);
@@ -291,6 +314,19 @@ class Reader {
     }
     if (best < 0 && !node_objects_.empty()) ++num_homeless_;
     return std::max(best, 0);
+  }
+
+  // hwloc numbers kinds of cores from the slowest on; where it cannot tell them
+  // apart there is one, or they have no rank.
+  int SpeedOf(hwloc_obj_t core) const {
+    const int kind = hwloc_cpukinds_get_by_cpuset(tree_, core->cpuset, 0);
+    int rank = 0;
+    if (kind < 0 ||
+        hwloc_cpukinds_get_info(tree_, static_cast<unsigned>(kind), nullptr,
+                                &rank, nullptr, nullptr, 0) != 0) {
+      return 0;
+    }
+    return std::max(rank, 0);
   }
 
   int CacheOf(hwloc_obj_t core, hwloc_obj_type_t type, int level,
@@ -406,7 +442,7 @@ Result<Topology> DetectOrThrow(const RuntimeOptions& options) {
   VARLANE_RETURN_IF_ERROR(tree.status());
   Topology topology;
   topology.source = *source;
-  VARLANE_RETURN_IF_ERROR(Reader(tree->get(), &topology).Read());
+  VARLANE_RETURN_IF_ERROR(Reader(tree->get(), &topology).Read(options.cpus));
   return topology;
 }
 

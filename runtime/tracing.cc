@@ -60,18 +60,20 @@ Slice FromWords(const std::array<uint64_t, TraceRing::kWords>& words) {
 TraceRing::TraceRing(size_t num_slices)
     : num_slices_(num_slices), slots_(std::make_unique<Words[]>(num_slices)) {}
 
-// head_ goes first, so that a reader that saw a word of this slice then sees
-// that the slot is being written. Exchanges stand for fences, which
-// ThreadSanitizer does not know.
+// head_ goes first, and each word after it, so that a reader that saw a word of
+// this slice then sees that the slot is being written. Release stores are plain
+// ones on x86: an exchange or a fence would wait for all that the body stored.
 void TraceRing::Push(const Slice& slice) noexcept {
   const uint64_t at = tail_.load(std::memory_order_relaxed);
-  head_.exchange(at + 1, std::memory_order_acq_rel);
+  head_.store(at + 1, std::memory_order_relaxed);
   const auto words = ToWords(slice);
   Words& slot = slots_[at % num_slices_];
   for (size_t i = 0; i < kWords; ++i) {
-    slot[i].store(words[i], std::memory_order_relaxed);
+    slot.word[i].store(words[i], std::memory_order_release);
   }
   tail_.store(at + 1, std::memory_order_release);
+  // The ring is larger than caches: the next slot is there by the next push.
+  __builtin_prefetch(&slots_[(at + 1) % num_slices_], 1);
 }
 
 void TraceRing::Read(std::vector<Slice>* slices) const {
@@ -81,11 +83,12 @@ void TraceRing::Read(std::vector<Slice>* slices) const {
   for (uint64_t at = begin; at < end; ++at) {
     std::array<uint64_t, kWords> words;
     for (size_t i = 0; i < kWords; ++i) {
-      words[i] = slots_[at % num_slices_][i].load(std::memory_order_relaxed);
+      words[i] =
+          slots_[at % num_slices_].word[i].load(std::memory_order_acquire);
     }
     slices->push_back(FromWords(words));
   }
-  const uint64_t head = head_.fetch_add(0, std::memory_order_acq_rel);
+  const uint64_t head = head_.load(std::memory_order_relaxed);
   const uint64_t safe = head > num_slices_ ? head - num_slices_ : 0;
   if (safe <= begin) return;
   const auto lost = static_cast<ptrdiff_t>(std::min(safe, end) - begin);
@@ -207,15 +210,18 @@ TraceRecorder::~TraceRecorder() {
 // A surplus threadgroup takes nanoseconds, less than asking for the time does:
 // it is counted, and the next slice begins those nanoseconds early.
 void TraceRecorder::End(int64_t index) noexcept {
+  is_timed_ = !is_surplus_;
   if (is_surplus_) {
     ++surplus_;
     return;
   }
   bytes_ += note_.bytes;
+  const int64_t begin_ns = last_ns_;
+  last_ns_ = launch_->tracer->Now();
   if (ring_ == nullptr) return;
   Slice slice;
-  slice.begin_ns = last_ns_;
-  slice.end_ns = last_ns_ = launch_->tracer->Now();
+  slice.begin_ns = begin_ns;
+  slice.end_ns = last_ns_;
   slice.name = launch_->name;
   slice.worker = worker_;
   slice.index = index;

@@ -2,7 +2,7 @@
 //
 // A ring has one writer, its thread. Readers copy what lies before the head and
 // then look at the head again: what the writer may have reached meanwhile does
-// not count. The words are relaxed atomics, which cost what plain stores do.
+// not count. The words are atomics, which cost what plain stores do.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_RUNTIME_TRACING_H_
@@ -54,17 +54,23 @@ class TraceRing {
   int64_t num_lost() const noexcept;
 
  private:
-  using Words = std::array<std::atomic<uint64_t>, kWords>;
+  // A cache line, so that a push waits for one at most.
+  struct alignas(64) Words {
+    std::array<std::atomic<uint64_t>, kWords> word;
+  };
   size_t num_slices_;
-  std::unique_ptr<Words[]> slots_;          // [num_slices_]
-  mutable std::atomic<uint64_t> head_ = 0;  // slices ever begun to be written
-  std::atomic<uint64_t> tail_ = 0;          // slices ever complete
+  std::unique_ptr<Words[]> slots_;  // [num_slices_]
+  std::atomic<uint64_t> head_ = 0;  // slices ever begun to be written
+  std::atomic<uint64_t> tail_ = 0;  // slices ever complete
 };
 
 class Tracer::Impl {
  public:
   explicit Impl(const TraceOptions& options);
 
+  std::chrono::steady_clock::time_point TimeOf(int64_t ns) const noexcept {
+    return start_ + std::chrono::nanoseconds(ns);
+  }
   int64_t Now() const noexcept {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(
                std::chrono::steady_clock::now() - start_)
@@ -118,6 +124,13 @@ class TraceRecorder {
   }
   void End(int64_t index) noexcept;
 
+  // The time after the last End. Known already, unless that was surplus: clocks
+  // cost as much as the rest of a slice.
+  std::chrono::steady_clock::time_point TimeAfter() const noexcept {
+    return is_timed_ ? launch_->tracer->TimeOf(last_ns_)
+                     : std::chrono::steady_clock::now();
+  }
+
  private:
   friend class Threadgroup;
   LaunchTrace* launch_;
@@ -127,6 +140,7 @@ class TraceRecorder {
   int64_t bytes_ = 0;
   int64_t surplus_ = 0;
   bool is_surplus_ = false;
+  bool is_timed_ = false;
   TraceNote note_;
   TraceRecorder* outer_;  // of the thread, around this one
 };

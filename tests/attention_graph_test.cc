@@ -190,6 +190,12 @@ TEST(AttentionGraphTest, AStepAsAGraphIsTheStepLaunchByLaunchBitForBit) {
         for (size_t i = 0; i < kLayers; ++i) {
           EXPECT_EQ(by_graph.reports[i].threadgroups,
                     by_launch.reports[i].threadgroups);
+          for (const LaunchReport& report :
+               {by_graph.reports[i], by_launch.reports[i]}) {
+            EXPECT_GT(report.mean_worker_seconds, 0);
+            EXPECT_GE(report.imbalance(), 1);
+            EXPECT_LE(report.longest_worker_seconds, report.seconds);
+          }
           EXPECT_EQ(by_graph.reports[i].kv_bytes,
                     by_launch.reports[i].kv_bytes);
           EXPECT_EQ(by_graph.reports[i].spread_partitions,

@@ -492,6 +492,31 @@ TEST(GraphTest, AStopOrADeadlineCancelsTheRest) {
   EXPECT_EQ(ran.load(), 20 * 50);
 }
 
+TEST(GraphTest, ADeadlineEndsAGraphOfHostFunctionsToo) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(2);
+  ASSERT_NE(runtime, nullptr);
+  std::atomic<int> ran = 0;
+  LaunchGraph graph;
+  std::vector<GraphNode> after;
+  for (int i = 0; i < 200; ++i) {
+    after = {Added(graph.AddHost(
+        "h",
+        [&](void*) {
+          ran.fetch_add(1);
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          return Status();
+        },
+        after))};
+  }
+  VARLANE_ASSERT_OK(graph.Build());
+  LaunchOptions late;
+  late.deadline =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(5);
+  EXPECT_EQ(runtime->Run(graph, nullptr, late).code(),
+            StatusCode::kDeadlineExceeded);
+  EXPECT_LT(ran.load(), 200);
+}
+
 TEST(GraphTest, RunsOverlapNestAndMixWithLaunches) {
   const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
   ASSERT_NE(runtime, nullptr);

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <vector>
 
 #include "tests/testing/testing.h"
@@ -94,6 +95,38 @@ TEST(LaunchBoardTest, SendsForThoseWhoHaveWorkFirst) {
   EXPECT_EQ(tasks({0, 0, 1, 1, 9}, 3), (Tasks{0, 1, 0, 2}));
   EXPECT_EQ(tasks({0, 0, 0, 9, 9}, 4), (Tasks{1, 1, 2, 0})) << "then others";
   EXPECT_EQ(tasks({0, 0, 0, 9, 9}, 99), (Tasks{1, 2, 2, 2}));
+}
+
+TEST(LaunchBoardTest, TheHighestPriorityIsServedFirstAndThenTheOldest) {
+  LaunchBoard board({3});
+  constexpr int kNobody = std::numeric_limits<int>::min();
+  EXPECT_EQ(board.most_urgent(), kNobody);
+  std::vector<LaunchState*> states;
+  for (const int priority : {0, 2, 0, 2, 1}) {
+    states.push_back(board.Take());
+    states.back()->priority = priority;
+    board.Open(states.back(), nullptr, 1);
+  }
+  EXPECT_EQ(board.most_urgent(), 2);
+  LaunchEngine* engine = nullptr;
+  for (const size_t next : {1, 3, 4, 0}) {
+    EXPECT_EQ(board.Join(&engine), states[next]) << next;
+  }
+  EXPECT_EQ(board.most_urgent(), 0);
+  board.Rejoin(states[4]);
+  EXPECT_EQ(board.most_urgent(), 1) << "one may come back";
+  states[4]->Leave();
+  EXPECT_EQ(board.Join(&engine), states[4]);
+  board.Close(states[0]);
+  board.Rejoin(states[0]);
+  EXPECT_EQ(board.Join(&engine), states[2]) << "it is closed";
+  EXPECT_EQ(board.most_urgent(), kNobody);
+  for (LaunchState* const state : states) {
+    state->Leave();
+    board.Close(state);
+    state->WaitForHelpers(0);
+    board.Put(state);
+  }
 }
 
 }  // namespace

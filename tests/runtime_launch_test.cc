@@ -13,6 +13,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <stop_token>
 #include <string>
@@ -274,6 +275,38 @@ TEST(LaunchTest, AnExceptionCancelsTheRestAndBodiesCanSeeIt) {
       });
   EXPECT_EQ(status.code(), StatusCode::kAborted) << status.ToString();
   EXPECT_LT(ran.load(), 1000000);
+}
+
+TEST(LaunchTest, TellsWhatEachWorkerSpent) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(3);
+  ASSERT_NE(runtime, nullptr);
+  std::array<double, 3> seconds = {};
+  std::array<std::atomic<int>, 3> bodies = {};
+  LaunchOptions options;
+  options.worker_seconds = seconds;
+  VARLANE_ASSERT_OK(runtime->Launch(
+      {30},
+      [&](const Threadgroup& group) {
+        bodies[static_cast<size_t>(group.worker())].fetch_add(1);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      },
+      options));
+  for (size_t worker = 0; worker < seconds.size(); ++worker) {
+    EXPECT_GE(seconds[worker], bodies[worker].load() * 0.001) << worker;
+    if (bodies[worker].load() == 0) {
+      EXPECT_LT(seconds[worker], 0.1) << worker;
+    }
+  }
+  const double before = seconds[0];
+  VARLANE_ASSERT_OK(runtime->Launch(
+      {1}, [](const Threadgroup&) {}, options));
+  EXPECT_GT(seconds[0], before) << "it is added to what is there";
+  options.worker_seconds = std::span(seconds).first(2);
+  const Status refused = runtime->Launch(
+      {30}, [](const Threadgroup&) {}, options);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("worker_seconds has 2 entries"),
+            std::string_view::npos);
 }
 
 TEST(LaunchTest, AStopRequestCancels) {

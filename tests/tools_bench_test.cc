@@ -1,5 +1,5 @@
-// `varlane bench kernels`: its rows are all there, and what they say is
-// consistent. How fast anything is is not a test's business.
+// `varlane bench kernels` and `bench runtime`: their rows are all there, and
+// what they say is consistent. How fast anything is is not a test's business.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -23,18 +23,22 @@ namespace {
 using TestJson = nlohmann::json;
 
 // Runs the built command; its JSON, or null when it failed.
-TestJson BenchKernels(const std::string& arguments) {
+TestJson Bench(const std::string& what, const std::string& arguments) {
   const auto path = std::filesystem::path(::testing::TempDir()) /
                     ("varlane_bench_" + std::to_string(getpid()) + ".json");
-  const std::string command = std::string(VARLANE_CLI_PATH) +
-                              " bench kernels " + arguments + " --json " +
-                              path.string() + " >/dev/null 2>&1";
+  const std::string command = std::string(VARLANE_CLI_PATH) + " bench " + what +
+                              " " + arguments + " --json " + path.string() +
+                              " >/dev/null 2>&1";
   const int status = std::system(command.c_str());
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
   std::ifstream file(path);
   TestJson json = TestJson::parse(file, nullptr, false);
   std::filesystem::remove(path);
   return json;
+}
+
+TestJson BenchKernels(const std::string& arguments) {
+  return Bench("kernels", arguments);
 }
 
 const TestJson* FindRow(const TestJson& json, const std::string& name) {
@@ -96,6 +100,30 @@ TEST(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
     EXPECT_NE(row["reason"].get<std::string>().find("--quick"),
               std::string::npos)
         << row["name"];
+  }
+}
+
+TEST(BenchTest, TheRuntimesDemandsAreThoseOfTheTable) {
+  const TestJson json =
+      Bench("runtime",
+            "--quick --seconds 0.000001 --filter "
+            "'^(launch|graph of 64|28.*8/1/128|tracing|idle|decode)'");
+  struct {
+    const char* name;
+    double must;
+  } const demands[] = {
+      {"launch of one empty threadgroup", 3},
+      {"graph of 64 empty nodes, 1 chains", 40},
+      {"28 layers, 2 branches of decode 1x1@128, 8/1/128 heads", 1.15},
+      {"tracing on, decode 64x1@128", 1.03},
+      {"idle runtime", 0.1},
+      {"decode 32x1@512 beside a busy process on one core", 0.45}};
+  for (const auto& demand : demands) {
+    const TestJson* row = FindRow(json, demand.name);
+    ASSERT_NE(row, nullptr) << demand.name;
+    EXPECT_EQ((*row)["must"], demand.must) << demand.name;
+    EXPECT_TRUE((*row)["value"].is_number() || row->contains("reason"))
+        << demand.name;
   }
 }
 

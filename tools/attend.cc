@@ -90,10 +90,33 @@ Result<Tables> FillTables(const AttentionCase& c, KvPool* pool) {
   return tables;
 }
 
+// The best of every read loop over the same pages, and of the multiplies.
+Result<MachineRates> MeasureRates(const AttendOptions& options,
+                                  const KvPool& pool, const Batch& batch,
+                                  Runtime* runtime) {
+  constexpr int kRounds = 5;
+  MachineRates rates;
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<ReadProbe> probe,
+                       ReadProbe::Create(runtime, pool.view(), 0, batch));
+  for (int round = 0; round < kRounds; ++round) {
+    for (int loop = 0; loop < probe->num_loops(); ++loop) {
+      VARLANE_TOOLS_ASSIGN(const double seconds, probe->Run(loop));
+      if (seconds <= 0) continue;
+      rates.bytes_per_second =
+          std::max(rates.bytes_per_second,
+                   static_cast<double>(probe->bytes()) / seconds);
+    }
+    VARLANE_TOOLS_ASSIGN(const double flops,
+                         MeasureMultiplyPeak(runtime, options.kv_dtype, 0.02));
+    rates.flops_per_second = std::max(rates.flops_per_second, flops);
+  }
+  return rates;
+}
+
 // Launches `repeat` times; the last one's report and everybody's time stay.
 Status Launch(const AttentionCase& c, const AttendOptions& options,
               const Attention& attention, const KvPool& pool,
-              const Tables& tables, AttendResult* result) {
+              const Tables& tables, Runtime* runtime, AttendResult* result) {
   const Batch batch{c.cu_seqlens_q, tables.seq_lens, tables.block_tables,
                     tables.stride};
   AttentionShape shape;
@@ -118,6 +141,9 @@ Status Launch(const AttentionCase& c, const AttendOptions& options,
   }
   result->plan = plan.ToString();
   result->spread = plan.spreads_partitions();
+  if (!options.measures_limit) return {};
+  VARLANE_TOOLS_ASSIGN(result->rates,
+                       MeasureRates(options, pool, batch, runtime));
   return {};
 }
 
@@ -140,7 +166,8 @@ Result<AttendResult> RunAttend(const AttentionCase& c,
     VARLANE_TOOLS_TRY(
         attention->WriteKv(pool->view(), 0, {c.k.bytes.data(), c.k.dtype},
                            {c.v.bytes.data(), c.v.dtype}, tables.slots));
-    VARLANE_TOOLS_TRY(Launch(c, options, *attention, *pool, tables, &result));
+    VARLANE_TOOLS_TRY(
+        Launch(c, options, *attention, *pool, tables, runtime, &result));
   } catch (const std::bad_alloc&) {
     return Fail(StatusCode::kResourceExhausted,
                 "no memory for the output of {} query tokens", c.q.tokens);

@@ -13,6 +13,7 @@
 #include "tools/verify.h"
 #include "varlane/attention.h"
 #include "varlane/dtype.h"
+#include "varlane/limits.h"
 #include "varlane/runtime.h"
 #include "varlane/status.h"
 
@@ -24,6 +25,7 @@ struct AttendOptions {
   PlanOptions plan;
   uint64_t seed = 0;  // permutes physical blocks
   int repeat = 1;     // launches, for timing
+  bool measures_limit = false;
 };
 
 struct AttendResult {
@@ -35,6 +37,7 @@ struct AttendResult {
   bool spread = false;
   LaunchReport report;          // of the last launch
   std::vector<double> seconds;  // [repeat], the launch alone
+  MachineRates rates;           // where measures_limit
 };
 
 // Writes K/V into a pool with a shuffled block table, plans, runs.

@@ -80,4 +80,14 @@ Result<BenchKernelsResult> BenchMemory(const BenchKernelsOptions& options) {
   return result;
 }
 
+Result<BenchKernelsResult> BenchRuntime(const BenchKernelsOptions& options) {
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<BenchSession> session,
+                       BenchSession::Create(options));
+  BenchKernelsResult result;
+  result.machine = MachineJson(session.get());
+  AddRuntimeRows(session.get());
+  result.rows = session->TakeRows();
+  return result;
+}
+
 }  // namespace varlane::tools

@@ -33,6 +33,8 @@ struct BenchKernelsResult {
 Result<BenchKernelsResult> BenchKernels(const BenchKernelsOptions& options);
 // The same of the pool: blocks, forks, resizing, pressure.
 Result<BenchKernelsResult> BenchMemory(const BenchKernelsOptions& options);
+// The same of the runtime: launches, graphs, tracing, sharing cores.
+Result<BenchKernelsResult> BenchRuntime(const BenchKernelsOptions& options);
 
 }  // namespace varlane::tools
 

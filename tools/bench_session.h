@@ -88,6 +88,7 @@ void AddLaunchRows(BenchSession* session);   // empty and surplus threadgroups
 void AddMonitorRows(BenchSession* session);  // of memory pressure
 void AddPoolRows(BenchSession* session);     // blocks taken, forks
 void AddResizeRows(BenchSession* session);   // memory returned and regained
+void AddRuntimeRows(BenchSession* session);  // those, graphs, traces, sharing
 void AddScalingRows(BenchSession* session);  // two workers against one
 void AddTargetRows(BenchSession* session);   // other kernel tables
 void AddPeerRows(BenchSession* session);     // a composition of library GEMMs

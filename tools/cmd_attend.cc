@@ -84,31 +84,44 @@ Json ResultToJson(const AttendOptions& options, const AttendResult& result,
                   int workers) {
   const LaunchReport& report = result.report;
   const Timing timing = TimingOf(result.seconds);
-  return {{"simd_target", result.simd_target},
-          {"workers", workers},
-          {"owner", OwnerPatternName(options.plan.owner)},
-          {"partitions", PartitionModeName(options.plan.partitions)},
-          {"spreads_partitions", result.spread},
-          {"blocks", result.num_blocks},
-          {"threadgroups", report.threadgroups},
-          {"surplus_threadgroups", report.surplus_threadgroups},
-          {"owner_searches", report.owner_searches},
-          {"owner_lookups", report.owner_lookups},
-          {"owner_planned", report.owner_planned},
-          {"owner_padded", report.owner_padded},
-          {"spread_partitions", report.spread_partitions},
-          {"merges", report.merges},
-          {"home_threadgroups", report.home_threadgroups},
-          {"stolen_threadgroups", report.stolen_threadgroups},
-          {"local_bytes", report.local_bytes},
-          {"remote_bytes", report.remote_bytes},
-          {"kv_bytes", report.kv_bytes},
-          {"flops", report.flops},
-          {"seconds", result.seconds},
-          {"min_seconds", timing.min},
-          {"median_seconds", timing.median},
-          {"gb_per_s", GigaRate(report.kv_bytes, timing.median)},
-          {"gflop_per_s", GigaRate(report.flops, timing.median)}};
+  Json json = {{"simd_target", result.simd_target},
+               {"workers", workers},
+               {"owner", OwnerPatternName(options.plan.owner)},
+               {"partitions", PartitionModeName(options.plan.partitions)},
+               {"spreads_partitions", result.spread},
+               {"blocks", result.num_blocks},
+               {"threadgroups", report.threadgroups},
+               {"surplus_threadgroups", report.surplus_threadgroups},
+               {"owner_searches", report.owner_searches},
+               {"owner_lookups", report.owner_lookups},
+               {"owner_planned", report.owner_planned},
+               {"owner_padded", report.owner_padded},
+               {"spread_partitions", report.spread_partitions},
+               {"merges", report.merges},
+               {"kv_bytes", report.kv_bytes},
+               {"flops", report.flops},
+               {"seconds", result.seconds},
+               {"min_seconds", timing.min},
+               {"median_seconds", timing.median},
+               {"gb_per_s", GigaRate(report.kv_bytes, timing.median)},
+               {"gflop_per_s", GigaRate(report.flops, timing.median)},
+               {"imbalance", report.imbalance()}};
+  if (options.measures_limit) {
+    json["limit_gb_per_s"] = result.rates.bytes_per_second * 1e-9;
+    json["limit_gflop_per_s"] = result.rates.flops_per_second * 1e-9;
+    json["limit_seconds"] = LimitSeconds(report, result.rates);
+  }
+  return json;
+}
+
+std::string LimitText(const AttendResult& result, double seconds) {
+  const double limit = LimitSeconds(result.report, result.rates);
+  return fmt::format(
+      "{} at {:.1f} GB/s and {:.1f} GFLOP/s; the median launch is at {:.0f}% "
+      "of it",
+      FormatSeconds(limit), result.rates.bytes_per_second * 1e-9,
+      result.rates.flops_per_second * 1e-9,
+      seconds > 0 ? limit / seconds * 100 : 0);
 }
 
 std::string VerifyText(const VerifyResult& verify) {
@@ -167,6 +180,12 @@ std::string ResultText(const AttentionCase& c, const AttendFlags& flags,
   table.AddRow({"rate", fmt::format("{:.1f} GB/s of K/V, {:.1f} GFLOP/s",
                                     GigaRate(report.kv_bytes, timing.median),
                                     GigaRate(report.flops, timing.median))});
+  table.AddRow(
+      {"imbalance", fmt::format("{:.2f} (the longest worker over the mean)",
+                                report.imbalance())});
+  if (flags.options.measures_limit) {
+    table.AddRow({"limit", LimitText(result, timing.median)});
+  }
   if (verify != nullptr) table.AddRow({"verified", VerifyText(*verify)});
   if (!flags.out.empty()) table.AddRow({"written", flags.out});
   return "varlane attend: " + c.source + "\n" + table.ToString();
@@ -262,6 +281,9 @@ void AddLaunchFlags(CLI::App* command, AttendFlags* flags) {
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str()
       ->type_name("N");
+  command->add_flag("--limit", flags->options.measures_limit,
+                    "Measure what this machine could do at most: plain reads "
+                    "of the same pages, multiplies in registers");
   AddShareFlag(command, "--verify", &flags->verify,
                "Share of the output rows to recompute in double precision "
                "(default 0)");

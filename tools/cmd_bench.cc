@@ -85,6 +85,17 @@ constexpr const char* kMemoryFooter =
     "  varlane bench memory --json memory.json\n"
     "  varlane bench memory --filter '^take'";
 
+constexpr const char* kRuntimeFooter =
+    "Graphs are held against the same launches one by one, tracing against "
+    "the\n"
+    "same launch without, a busy process on a worker's core against none.\n"
+    "A demand that does not hold is no error: the exit code says only whether\n"
+    "the bench ran.\n"
+    "Examples:\n"
+    "  varlane bench runtime --quick\n"
+    "  varlane bench runtime --json runtime.json\n"
+    "  varlane bench runtime --filter '^28'";
+
 void AddOneBench(CLI::App* bench, const Bench& what, const char* help,
                  const char* quick_help, const char* footer, Run* run) {
   const auto flags = std::make_shared<BenchFlags>();
@@ -121,7 +132,8 @@ void AddBenchCommand(CLI::App* app, Run* run) {
   bench->require_subcommand(1);
   bench->footer(
       "Examples:\n  varlane bench kernels --quick\n"
-      "  varlane bench memory --quick");
+      "  varlane bench memory --quick\n"
+      "  varlane bench runtime --quick");
   AddOneBench(bench, {"kernels", &BenchKernels},
               "Attention launches beside read bandwidth and multiply peak",
               "Only 16/4/128 heads and bf16: under a minute", kKernelsFooter,
@@ -129,6 +141,9 @@ void AddBenchCommand(CLI::App* app, Run* run) {
   AddOneBench(bench, {"memory", &BenchMemory},
               "Blocks, forks, prefixes, resizing, pressure",
               "Fewer rounds: under a minute", kMemoryFooter, run);
+  AddOneBench(bench, {"runtime", &BenchRuntime},
+              "Launches, graphs, tracing, and a runtime that shares its cores",
+              "Fewer rounds", kRuntimeFooter, run);
   AddBenchNumaCommand(bench, run);
 }
 

@@ -141,6 +141,17 @@ struct LaunchReport {
   int64_t local_bytes = 0;          // K/V read on the node that holds them
   int64_t remote_bytes = 0;         // K/V read across nodes
   double seconds = 0;               // wall time of the launch
+  // What its workers (no more than threadgroups) spent in it.
+  double mean_worker_seconds = 0;
+  double longest_worker_seconds = 0;
+
+  // 1 = all workers were busy to the end; 2 = half of their time was spent
+  // waiting for the last one. 0 = nothing ran.
+  double imbalance() const {
+    return mean_worker_seconds > 0
+               ? longest_worker_seconds / mean_worker_seconds
+               : 0;
+  }
 };
 
 // Of several launches: everything is a sum.
@@ -155,6 +166,7 @@ struct RunOptions {
   // Sets out and lse to NaN when the launch has begun and failed, so that what
   // is unspecified cannot be mistaken for a result.
   bool fill_nan = false;
+  int priority = 0;  // LaunchOptions'
 };
 
 class VARLANE_EXPORT AttentionPlan {

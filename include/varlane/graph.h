@@ -31,7 +31,8 @@ struct GraphNode {
 // What a launch node runs this time.
 struct GraphGrid {
   Grid grid;  // node_begin must stay valid until the node is done
-  size_t scratch_bytes = 0;  // per worker
+  size_t scratch_bytes = 0;               // per worker
+  std::span<double> worker_seconds = {};  // as LaunchOptions'
 };
 
 // A launch node in one run. A graph makes one for each of its runs that

@@ -72,6 +72,19 @@ class VARLANE_EXPORT ReadProbe {
 VARLANE_EXPORT Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
                                                   double seconds);
 
+// What a machine can do at most, measured as above.
+struct MachineRates {
+  double bytes_per_second = 0;
+  double flops_per_second = 0;
+};
+
+// The least time in which `rates` allow what the report's launches did: the
+// slower of reading and multiplying, the other overlapped. LimitSeconds /
+// report.seconds is the share of the machine that was used. 0 for rates of 0.
+// Of one launch, or of several of a kind: the slower one decides once for all.
+VARLANE_EXPORT double LimitSeconds(const LaunchReport& report,
+                                   const MachineRates& rates) noexcept;
+
 }  // namespace varlane
 
 #endif  // VARLANE_LIMITS_H_

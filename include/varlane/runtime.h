@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stop_token>
@@ -41,11 +42,25 @@ struct VARLANE_EXPORT RuntimeOptions {
   int num_threads = 0;   // workers, the caller included; 0 = one per core
   bool use_smt = false;  // count SMT siblings as cores
   bool pin = true;       // pin workers; off where the topology is not ours
+  // Only these CPUs, as the kernel writes lists: "0-3,8". "" = all that
+  // affinity and cpuset allow. Runtimes with disjoint lists share a machine
+  // where they pin; otherwise it bounds the number of workers.
+  std::string cpus;
   NumaPolicy numa = NumaPolicy::kAuto;
   HugePages huge_pages = HugePages::kTransparent;
   std::string simd_target;  // kernel table name; "" = best this CPU has
   std::string topology;     // "" = this machine; else XML file or synthetic,
                             // e.g. "numa:2 core:4 pu:1"
+
+  // Runs a task on a thread of the service's own, some time. Where it is set,
+  // launches get their helpers through it and no arena is made; e.g. for the
+  // service's tbb::task_arena:
+  //   [&](auto task) { arena.enqueue(std::move(task)); }
+  // Each task must be run once, or the executor throw when it is given; it
+  // must outlive the Runtime. Workers are then neither pinned nor cut up by
+  // NUMA node: where they run is the service's business.
+  using Executor = std::function<void(std::function<void()> task)>;
+  Executor executor;
 
   // Reads VARLANE_*. Errors: kInvalidArgument naming variable and value.
   static Result<RuntimeOptions> FromEnvironment();
@@ -57,6 +72,8 @@ struct Core {
   int node = 0;
   int l3 = -1;  // -1: the machine shows none
   int l2 = -1;
+  // On a hybrid CPU: its kind's rank, the fastest kind's highest; else 0.
+  int speed = 0;
   std::vector<int> pus;  // OS indices of its hardware threads we may run on
 };
 
@@ -98,8 +115,9 @@ struct VARLANE_EXPORT Topology {
   std::string transparent_huge_pages;  // "always", "madvise", "never", ""
   std::vector<std::string> warnings;   // what could not be detected
 
-  // Errors: kNotFound (unreadable file), kInvalidArgument (bad string),
-  // kUnavailable (hwloc failed): detection never fails silently.
+  // Errors: kNotFound (unreadable file), kInvalidArgument (bad string, a CPU of
+  // options.cpus that is not ours), kUnavailable (hwloc failed): detection
+  // never fails silently.
   static Result<Topology> Detect(const RuntimeOptions& options);
 };
 
@@ -158,10 +176,17 @@ struct LaunchOptions {
   size_t scratch_bytes = 0;   // per worker
   std::stop_token stop = {};  // asking it to stop cancels the launch
   int max_workers = 0;        // 0 = all
+  // Workers go to the open launch or graph of the highest priority, leaving
+  // others between two threadgroups (two nodes of a graph); all but callers,
+  // who stay with their own. E.g. decode 1, prefill 0.
+  int priority = 0;
   // Cancels the launch when it passes before the last threadgroup has begun.
   std::chrono::steady_clock::time_point deadline =
       std::chrono::steady_clock::time_point::max();
-  std::string_view name = {};  // of its slices in traces
+  std::string_view name = {};  // of its slices in traces, and in logs
+  // [num_workers] or empty: what each worker spent in bodies and between them
+  // is added to its entry, for whoever wants to know the imbalance.
+  std::span<double> worker_seconds = {};
   // Runs in place of the body where the launch is traced, so that the body
   // itself need not know: does the same and annotates.
   const FunctionRef<void(const Threadgroup&)>* traced_body = nullptr;
@@ -173,7 +198,10 @@ class LaunchGraph;  // varlane/graph.h
 //
 // Threads: every member is safe from any thread, several launches at once and
 //          launches from inside bodies included.
-// Fork:    the child of a fork() must not use the parent's Runtime.
+// Fork:    the child of a fork() must not use the parent's Runtime, but may
+//          destroy it, or end.
+// End:     destroy it when nobody launches any more. TBB's threads stay, with
+//          the affinity the process had.
 class VARLANE_EXPORT Runtime {
  public:
   // Errors: those of Topology::Detect; kInvalidArgument for a bad option.

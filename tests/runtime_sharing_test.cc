@@ -1,0 +1,204 @@
+// Proves that workers go where they are needed most, and that launches run on
+// an embedder's threads.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+#include <oneapi/tbb/global_control.h>
+#include <oneapi/tbb/task_arena.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "tests/testing/testing.h"
+#include "varlane/graph.h"
+#include "varlane/runtime.h"
+
+namespace varlane {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::unique_ptr<Runtime> Make(RuntimeOptions options) {
+  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
+  EXPECT_TRUE(testing::IsOk(runtime));
+  return *std::move(runtime);
+}
+
+std::unique_ptr<Runtime> MakeRuntime(int num_threads) {
+  RuntimeOptions options;
+  options.num_threads = num_threads;
+  return Make(options);
+}
+
+// --- priorities --------------------------------------------------------------
+
+// Work that keeps every worker busy until it is told to end.
+class Background {
+ public:
+  static constexpr int64_t kMost = 20000;  // threadgroups, of a millisecond
+
+  void Body() {
+    ran_.fetch_add(1);
+    if (!ends_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  void End() { ends_ = true; }
+  bool IsUnderWay() const { return ran_ > 3; }
+  bool RanToItsEnd() const { return ran_ == kMost; }
+
+ private:
+  std::atomic<int64_t> ran_ = 0;
+  std::atomic<bool> ends_ = false;
+};
+
+// A launch whose bodies need all three workers at once; how many came before
+// the background ran out.
+int GatherAll(Runtime* runtime, Background* background, int priority) {
+  std::atomic<int> arrived = 0;
+  LaunchOptions options;
+  options.priority = priority;
+  EXPECT_TRUE(testing::IsOk(runtime->Launch(
+      {3},
+      [&](const Threadgroup&) {
+        arrived.fetch_add(1);
+        while (arrived < 3 && !background->RanToItsEnd()) {
+          std::this_thread::yield();
+        }
+      },
+      options)));
+  const int together = background->RanToItsEnd() ? 0 : arrived.load();
+  background->End();
+  return together;
+}
+
+TEST(PriorityTest, WorkersLeaveALaunchForAMoreUrgentOne) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(3);
+  Background background;
+  std::thread prefill([&] {
+    VARLANE_EXPECT_OK(runtime->Launch(
+        {Background::kMost}, [&](const Threadgroup&) { background.Body(); }));
+  });
+  while (!background.IsUnderWay()) std::this_thread::yield();
+  EXPECT_EQ(GatherAll(runtime.get(), &background, 1), 3);
+  prefill.join();
+  EXPECT_TRUE(background.RanToItsEnd()) << "they must come back";
+}
+
+TEST(PriorityTest, WorkersLeaveAGraphBetweenTwoNodes) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(3);
+  Background background;
+  constexpr int kNodes = 200;
+  LaunchGraph graph;
+  std::vector<GraphNode> after;
+  for (int i = 0; i < kNodes; ++i) {
+    const Result<GraphNode> node = graph.AddLaunch(
+        "n", Background::kMost / kNodes,
+        [&](const Threadgroup&, void*) { background.Body(); }, after);
+    VARLANE_ASSERT_OK(node);
+    after = {*node};
+  }
+  VARLANE_ASSERT_OK(graph.Build());
+  std::thread prefill([&] { VARLANE_EXPECT_OK(runtime->Run(graph)); });
+  while (!background.IsUnderWay()) std::this_thread::yield();
+  EXPECT_EQ(GatherAll(runtime.get(), &background, 1), 3);
+  prefill.join();
+  EXPECT_TRUE(background.RanToItsEnd());
+}
+
+// --- an embedder's threads ---------------------------------------------------
+
+// TBB's own limit is a thread a core, of which there may be few here: tests
+// raise it.
+RuntimeOptions On(tbb::task_arena* arena, int num_threads) {
+  RuntimeOptions options;
+  options.num_threads = num_threads;
+  options.executor = [arena](std::function<void()> task) {
+    arena->enqueue(std::move(task));
+  };
+  return options;
+}
+
+TEST(ExecutorTest, LaunchesAndGraphsRunOnTheEmbeddersArena) {
+  const tbb::global_control control(
+      tbb::global_control::max_allowed_parallelism, 4);
+  tbb::task_arena arena(3, 0);
+  const std::unique_ptr<Runtime> runtime = Make(On(&arena, 4));
+  EXPECT_EQ(runtime->num_workers(), 4);
+  EXPECT_EQ(runtime->num_nodes(), 1);
+  EXPECT_EQ(runtime->PuOfWorker(1), -1) << "where it runs is not our business";
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> strangers = 0;
+  std::atomic<int> helped = 0;
+  std::vector<std::atomic<int>> inside(4);
+  const auto body = [&](const Threadgroup& group) {
+    auto& mine = inside[static_cast<size_t>(group.worker())];
+    EXPECT_EQ(mine.fetch_add(1), 0) << "two bodies are one worker";
+    if (std::this_thread::get_id() != caller) {
+      helped.fetch_add(1);
+      // TBB numbers the threads of the arena that runs this one.
+      const int slot = tbb::this_task_arena::current_thread_index();
+      if (slot < 0 || slot >= 3) strangers.fetch_add(1);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    mine.fetch_sub(1);
+  };
+  LaunchGraph graph;
+  VARLANE_ASSERT_OK(graph.AddLaunch(
+      "n", 40, [&](const Threadgroup& group, void*) { body(group); }));
+  VARLANE_ASSERT_OK(graph.Build());
+  for (int round = 0; round < 30; ++round) {
+    VARLANE_ASSERT_OK(runtime->Launch({40}, body));
+    VARLANE_ASSERT_OK(runtime->Run(graph));
+  }
+  EXPECT_GT(helped.load(), 0) << "nobody helped";
+  EXPECT_EQ(strangers.load(), 0);
+}
+
+// A service may launch from its arena, where all threads are busy doing that.
+TEST(ExecutorTest, LaunchesFromEveryThreadOfTheArenaNeverWaitForOne) {
+  const tbb::global_control control(
+      tbb::global_control::max_allowed_parallelism, 4);
+  tbb::task_arena arena(2, 0);
+  const std::unique_ptr<Runtime> runtime = Make(On(&arena, 3));
+  std::atomic<int> done = 0;
+  std::atomic<int64_t> ran = 0;
+  for (int i = 0; i < 50; ++i) {
+    arena.enqueue([&] {
+      (void)runtime->Launch({20},
+                            [&](const Threadgroup&) { ran.fetch_add(1); });
+      done.fetch_add(1);
+    });
+  }
+  const auto give_up = Clock::now() + std::chrono::seconds(60);
+  while (done < 50 && Clock::now() < give_up) std::this_thread::yield();
+  EXPECT_EQ(done.load(), 50);
+  EXPECT_EQ(ran.load(), 50 * 20);
+}
+
+TEST(ExecutorTest, OneThatRefusesOrRunsAtOnceIsNoHindrance) {
+  RuntimeOptions options;
+  options.num_threads = 3;
+  for (const bool refuses : {true, false}) {
+    options.executor = [refuses](const std::function<void()>& task) {
+      if (refuses) throw std::runtime_error("shutting down");
+      task();
+    };
+    const std::unique_ptr<Runtime> runtime = Make(options);
+    std::atomic<int> ran = 0;
+    for (int round = 0; round < 20; ++round) {
+      VARLANE_EXPECT_OK(
+          runtime->Launch({10}, [&](const Threadgroup&) { ran.fetch_add(1); }));
+    }
+    EXPECT_EQ(ran.load(), 200);
+  }
+}
+
+}  // namespace
+}  // namespace varlane
