@@ -256,6 +256,12 @@ void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,
     TakePart(state, worker, true);
     board_->Close(state);
     state->WaitForHelpers(spin_limit_);
+    // Helpers that went for something more urgent may have left some of their
+    // node's to thieves that had kept away because of them.
+    while (state->graph == nullptr && state->grid.HasUnclaimed() &&
+           !state->WasCancelled()) {
+      TakePart(state, worker, true);
+    }
   }
   if (moves) caller_seat_taken_.store(false, std::memory_order_release);
 }

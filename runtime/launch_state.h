@@ -55,7 +55,8 @@ class alignas(64) SharedRange {
   }
   // Whether a worker of another node should claim here: Grid says when. A
   // counter read too late costs time at most: whoever is at home leaves only
-  // once everything is claimed, or the launch is cancelled.
+  // once everything is claimed, the launch is cancelled, or for something more
+  // urgent; then the launch's caller takes what is left in the end.
   bool IsWorthStealing() const noexcept {
     const int64_t home = num_home_.load(std::memory_order_relaxed);
     const int64_t unclaimed = left();
@@ -79,6 +80,12 @@ class SharedGrid {
   // Requires: `grid` is valid for a runtime of as many nodes.
   void Reset(const Grid& grid) noexcept;
   int num_ranges() const noexcept { return num_ranges_; }
+  bool HasUnclaimed() const noexcept {
+    for (int i = 0; i < num_ranges_; ++i) {
+      if (ranges_[static_cast<size_t>(i)].left() > 0) return true;
+    }
+    return false;
+  }
   SharedRange* range(int i) noexcept {
     return &ranges_[static_cast<size_t>(i)];
   }
