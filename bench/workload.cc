@@ -113,7 +113,8 @@ Result<std::unique_ptr<Workload>> Workload::Create(
     const WorkloadOptions& options) {
   const int copies = options.copies;
   const int64_t first_block = options.first_block;
-  const int64_t needed = shape.num_blocks() * copies;
+  const int64_t distinct = options.distinct_blocks;
+  const int64_t needed = distinct > 0 ? distinct : shape.num_blocks() * copies;
   const auto there = static_cast<int64_t>(fixture->blocks().size());
   if (first_block + needed > there) {
     return Status(StatusCode::kOutOfRange,
@@ -132,7 +133,12 @@ Result<std::unique_ptr<Workload>> Workload::Create(
     }
     work->stride_ = std::max(work->stride_, BlocksOf(g.context));
   }
-  auto block = fixture->blocks().begin() + first_block;
+  int64_t next_block = 0;
+  const auto take_block = [&] {
+    const int64_t i = distinct > 0 ? next_block % distinct : next_block;
+    ++next_block;
+    return fixture->blocks()[static_cast<size_t>(first_block + i)];
+  };
   AttentionShape attention_shape;
   attention_shape.num_q_heads = fixture->heads().q;
   attention_shape.mask = shape.mask;
@@ -142,8 +148,7 @@ Result<std::unique_ptr<Workload>> Workload::Create(
                                static_cast<size_t>(work->stride_));
     auto row = table.begin();
     for (const int32_t length : work->seq_lens_) {
-      std::copy_n(block, BlocksOf(length), row);
-      block += BlocksOf(length);
+      std::generate_n(row, BlocksOf(length), take_block);
       row += work->stride_;
     }
     work->tables_.push_back(std::move(table));

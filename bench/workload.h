@@ -78,6 +78,9 @@ struct WorkloadOptions {
   int copies = 1;
   std::optional<DType> out_dtype = {};  // else the fixture's
   int64_t first_block = 0;              // into KvFixture::blocks()
+  // > 0: the tables name only so many blocks, over and over, so that K/V is in
+  // the nearest caches from the second run on: what a launch costs but reading.
+  int64_t distinct_blocks = 0;
   PlanOptions plan = {};
 };
 

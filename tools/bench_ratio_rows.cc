@@ -101,9 +101,15 @@ bool IsLong(const Demand& demand, DType dtype, const Heads& heads) {
   return KvBytes(demand.shape, heads, dtype) > kLongBytes;
 }
 
-// Times of one round: the launch, the plain read, the multiplies.
+// Few enough for every worker's L2 beside what else it holds, whatever the
+// type.
+constexpr int64_t kNearBlocks = 4;
+
+// Times of one round: the launch, the same over blocks in the nearest cache,
+// the plain read, the multiplies.
 struct Times {
   std::vector<double> run;
+  std::vector<double> near;
   std::vector<double> read;
   std::vector<double> multiply;
   int disturbed = 0;
@@ -112,8 +118,10 @@ struct Times {
 };
 
 Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
-                   Workload* work, Times* times, BenchRow* row) {
-  std::vector<Sampler> samplers = {{[=] { return work->Run(); }}};
+                   Workload* work, Workload* near, Times* times,
+                   BenchRow* row) {
+  std::vector<Sampler> samplers = {{[=] { return work->Run(); }},
+                                   {[=] { return near->Run(); }}};
   std::vector<int> loops;
   if (bound != Bound::kPeak) {
     VARLANE_TOOLS_ASSIGN(loops, session->BestLoops(work));
@@ -128,12 +136,13 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
   times->run = samples.of[0];
+  times->near = samples.of[1];
   times->best_run = samples.low[0];
   times->disturbed = samples.disturbed;
   if (bound != Bound::kPeak) {
-    const size_t best = Median(samples.of[1]) <= Median(samples.of[2]) ? 0 : 1;
-    times->read = samples.of[1 + best];
-    times->best_limit = std::min(samples.low[1], samples.low[2]);
+    const size_t best = Median(samples.of[2]) <= Median(samples.of[3]) ? 0 : 1;
+    times->read = samples.of[2 + best];
+    times->best_limit = std::min(samples.low[2], samples.low[3]);
     VARLANE_TOOLS_ASSIGN(const ReadProbe* const probe,
                          work->Probe(session->runtime()));
     row->detail = "read: " + probe->LoopName(loops[best]);
@@ -167,9 +176,13 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
       Workload::Create(
           session->attention(), &fixture, demand.shape,
           {.copies = Copies(demand, fixture.dtype(), fixture.heads())}));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> near,
+      Workload::Create(session->attention(), &fixture, demand.shape,
+                       {.distinct_blocks = kNearBlocks}));
   Times times;
   VARLANE_TOOLS_TRY(TakeSamples(session, demand.bound, fixture.dtype(),
-                                work.get(), &times, row));
+                                work.get(), near.get(), &times, row));
   const std::vector<double> limits = LimitSeconds(times);
   std::vector<double> ratios;
   for (size_t i = 0; i < limits.size(); ++i) {
@@ -196,6 +209,9 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
     row->value = work_done / run * 1e-9;
     row->limit = work_done / limit * 1e-9;
   }
+  row->detail +=
+      fmt::format("{}with K/V in the nearest cache {:.2f} of it",
+                  row->detail.empty() ? "" : "; ", Median(times.near) / run);
   row->best_ratio = times.best_limit / times.best_run;
   SetRatios(ratios, times.disturbed, row);
   return {};
