@@ -79,11 +79,14 @@ SeqId MakeSequence(KvPool* pool, int64_t blocks) {
 }
 
 void ExpectIntact(const KvPool& pool, SeqId seq) {
+  const std::vector<std::byte> expected(
+      static_cast<size_t>(kLayout.block_bytes()),
+      static_cast<std::byte>(seq + 1));
   for (const int32_t block : Table(pool, seq)) {
-    const std::byte* const data = pool.view().k(block, 0, 0);
-    for (int64_t i = 0; i < kLayout.block_bytes(); ++i) {
-      ASSERT_EQ(data[i], static_cast<std::byte>(seq + 1)) << "block " << block;
-    }
+    ASSERT_EQ(std::memcmp(pool.view().k(block, 0, 0), expected.data(),
+                          expected.size()),
+              0)
+        << "block " << block;
   }
 }
 
