@@ -4,11 +4,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
@@ -116,6 +121,92 @@ INSTANTIATE_TEST_SUITE_P(Limits, CgroupTest,
                          ::testing::PrintToStringParamName());
 
 class CgroupAttendTest : public CgroupTest {};
+
+// A neighbour in the same cgroup that wants memory of its own, but not at the
+// price of a kill: it takes `mib` MiB, one by one, while there is some left.
+class Ballast {
+ public:
+  Ballast(const RealCgroup& cgroup, int mib)
+      : taken_(static_cast<std::atomic<int>*>(
+            mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    child_ = fork();
+    if (child_ != 0) return;
+    if (!WriteFile(cgroup.path() + "/cgroup.procs", "0")) _exit(1);
+    while (taken_->load() < mib) {
+      const Result<MemoryLimits> limits = MemoryLimits::Detect();
+      const bool room = limits.ok() && limits->available_bytes > 6 * kMiB;
+      if (room && mmap(nullptr, kMiB, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1,
+                       0) != MAP_FAILED) {
+        ++*taken_;
+      } else {
+        usleep(2000);
+      }
+    }
+    for (;;) pause();
+  }
+  ~Ballast() {
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+    munmap(taken_, 4096);
+  }
+  int taken() const { return taken_->load(); }
+
+ private:
+  std::atomic<int>* const taken_;
+  pid_t child_ = -1;
+};
+
+TEST_F(CgroupAttendTest, ThePoolMakesRoomForANeighbour) {
+  constexpr int64_t kLimit = 256 * kMiB;  // its reserve: 32 MiB
+  constexpr int kBallast = 44;
+  const RealCgroup cgroup(kLimit);
+  if (!cgroup.reason().empty()) GTEST_SKIP() << cgroup.reason();
+  int64_t requests = 0;
+  std::vector<std::string> command = {VARLANE_CLI_PATH,
+                                      "replay",
+                                      WriteTrace(6 * kLimit, &requests),
+                                      "--concurrency",
+                                      "4096",
+                                      "--max-seqs",
+                                      "4096",
+                                      "--verify",
+                                      "0.003",
+                                      "--token-budget",
+                                      "512",
+                                      "--json",
+                                      folder_.file("json"),
+                                      "--metrics",
+                                      folder_.file("metrics"),
+                                      "--pressure"};
+  command.insert(command.end(), kModel.begin(), kModel.end());
+  const pid_t child = cgroup.StartInside(command, folder_.file("output"));
+  ASSERT_GT(child, 0);
+  int status = -1;
+  int taken = 0;
+  {
+    // The first metrics are written once the pool is there.
+    while (!std::filesystem::exists(folder_.file("metrics")) &&
+           waitpid(child, &status, WNOHANG) == 0) {
+      usleep(1000);
+    }
+    const Ballast ballast(cgroup, kBallast);
+    if (status == -1) waitpid(child, &status, 0);
+    taken = ballast.taken();
+  }
+  ASSERT_TRUE(WIFEXITED(status)) << "killed by signal " << WTERMSIG(status);
+  ASSERT_EQ(WEXITSTATUS(status), 0) << ReadWholeFile(folder_.file("output"));
+  EXPECT_EQ(cgroup.oom_kills(), 0);
+  const Json json = Json::parse(ReadWholeFile(folder_.file("json")));
+  EXPECT_EQ(taken, kBallast) << json["pressure"].dump();
+  EXPECT_GE(json["pressure"]["released_bytes"], 8 * kMiB);
+  EXPECT_EQ(json["steps"]["finished"], requests);
+  EXPECT_EQ(json["verification"]["failed_rows"], 0);
+  EXPECT_GT(json["verification"]["rows"], 0);
+  std::printf("%d MiB taken by the neighbour; %s\n", taken,
+              json["pressure"].dump().c_str());
+}
 
 TEST_F(CgroupAttendTest, AttendRunsOrRefusesAndIsNotKilled) {
   const RealCgroup cgroup(128 * kMiB);

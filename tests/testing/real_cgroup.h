@@ -99,6 +99,14 @@ class RealCgroup {
   // `output`; "" = to ours.
   int RunInside(const std::vector<std::string>& command,
                 const std::string& output) const {
+    int status = -1;
+    const pid_t child = StartInside(command, output);
+    if (child > 0) waitpid(child, &status, 0);
+    return status;
+  }
+  // The same without waiting; for waitpid.
+  pid_t StartInside(const std::vector<std::string>& command,
+                    const std::string& output) const {
     const std::string procs = path_ + "/cgroup.procs";
     std::vector<char*> arguments;
     for (const std::string& word : command) {
@@ -117,9 +125,7 @@ class RealCgroup {
       execv(arguments[0], arguments.data());
       _exit(98);
     }
-    int status = -1;
-    if (child > 0) waitpid(child, &status, 0);
-    return status;
+    return child;
   }
   // In such a process: the cgroup's directory; else null.
   static const char* Inside() { return getenv("VARLANE_TEST_INSIDE"); }
