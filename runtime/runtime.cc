@@ -4,6 +4,8 @@
 
 #include "varlane/runtime.h"
 
+#include <unistd.h>
+
 #include <exception>
 #include <memory>
 #include <new>
@@ -70,6 +72,7 @@ class Runtime::Impl {
         arenas(std::move(made)),
         engine(placement, *arenas, pin, !options.cpus.empty()) {}
 
+  const pid_t process = getpid();
   const RuntimeOptions options;
   const Topology topology;
   const Placement placement;
@@ -80,7 +83,12 @@ class Runtime::Impl {
 };
 
 Runtime::Runtime(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Runtime::~Runtime() = default;
+
+// A forked child has none of the threads, and locks they held when it was made
+// stay taken for ever, TBB's among them: there everything is left as it is.
+Runtime::~Runtime() {
+  if (impl_ != nullptr && impl_->process != getpid()) (void)impl_.release();
+}
 
 Result<std::unique_ptr<Runtime>> Runtime::Create(
     const RuntimeOptions& options) {

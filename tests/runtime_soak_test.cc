@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -194,13 +193,18 @@ TEST(ForkTest, AChildMayLeaveOrDestroyTheRuntimeAndTheParentGoesOn) {
         runtime->Launch({100}, [&](const Threadgroup&) { ran.fetch_add(1); }));
     EXPECT_EQ(ran.load(), 100);
   };
-  launch();
-  EXPECT_EQ(InChild([] {}), 0);
-  launch();
-  const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(InChild([&] { runtime.reset(); }), 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30))
-      << "a child has no threads to wait for";
+  // Threads hold TBB's locks now and then: many forks right after a launch meet
+  // that.
+  for (int round = 0; round < 50; ++round) {
+    launch();
+    EXPECT_EQ(InChild([] {}), 0);
+    launch();
+    EXPECT_EQ(InChild([&] {
+                alarm(30);  // ends a child that waits for a thread it lacks
+                runtime.reset();
+              }),
+              0);
+  }
   launch();
 }
 
