@@ -44,25 +44,27 @@ void FindHomes(const Batch& batch, const AttentionShape& shape,
   if (num_nodes < 2 || kv.node_blocks == nullptr || n == 0) return;
   // A pool on more nodes than the runtime has arenas.
   if (kv.num_blocks > kv.node_stride * num_nodes) return;
-  std::vector<int64_t> counts(static_cast<size_t>(num_nodes));
-  std::vector<int32_t> homes;
+  plan->node_counts.resize(static_cast<size_t>(num_nodes));
+  std::vector<int32_t>& homes = plan->batch_homes;
+  homes.clear();
   for (int64_t i = 0; i < n; ++i) {
     homes.push_back(
         HomeOf(batch.block_tables.data() + i * batch.block_table_stride,
                BlocksInView(batch, shape, kv.layout.block_size, i),
-               kv.node_stride, &counts));
+               kv.node_stride, &plan->node_counts));
   }
   if (!options.follow_homes) {
-    plan->homes = std::move(homes);
+    plan->homes.assign(homes.begin(), homes.end());
     return;
   }
   std::vector<int32_t>& order = plan->batch_index;
   order.resize(static_cast<size_t>(n));
   std::iota(order.begin(), order.end(), 0);
   const bool backwards = CountsBackwards(options.owner);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     const int32_t of_a = homes[static_cast<size_t>(a)];
     const int32_t of_b = homes[static_cast<size_t>(b)];
+    if (of_a == of_b) return a < b;
     return backwards ? of_a > of_b : of_a < of_b;
   });
   for (const int32_t i : order) {

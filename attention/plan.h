@@ -65,6 +65,8 @@ struct AttentionPlan::Impl {
   std::vector<int32_t> batch_index;  // [N]; empty: the plan's order
   std::vector<int32_t> first_token;  // [N] of the sequence, in q; likewise
   std::vector<int64_t> node_begin;   // [nodes + 1], for Grid
+  std::vector<int32_t> batch_homes;  // [N] in the batch's order; FindHomes's
+  std::vector<int64_t> node_counts;  // [nodes] likewise
   int64_t node_stride = 0;           // block ids a node
   int num_nodes = 1;                 // of the runtime
 

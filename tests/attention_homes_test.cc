@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "attention/owner.h"
+#include "tests/testing/allocation_faults.h"
 #include "tests/testing/attention_case.h"
 #include "tests/testing/testing.h"
 
@@ -186,6 +187,33 @@ TEST(HomesTest, BytesAreCountedBlockByBlock) {
   EXPECT_EQ(count.local_bytes, (12 + 12 + 16) * token);
   CountLocality(plan, 2, 0, 30, 30, &count);  // a row that sees nothing
   EXPECT_EQ(count.remote_bytes, (16 + 24) * token);
+}
+
+TEST(HomesTest, AWarmPlanAllocatesNothingAndAColdOneMayFail) {
+  const Inputs in;
+  for (const OwnerPattern owner : kOwners) {
+    SCOPED_TRACE(OwnerPatternName(owner));
+    AttentionPlan::Impl plan;
+    // Each allocation of a first plan fails once; then the plan can be made.
+    int64_t failures = 0;
+    while (true) {
+      AttentionPlan::Impl cold;
+      AllocationFaults::FailAfter(failures);
+      const Status status = in.Plan(&cold, {owner}, 3);
+      AllocationFaults::Disarm();
+      if (AllocationFaults::failed() == 0) break;
+      ASSERT_EQ(status.code(), StatusCode::kResourceExhausted);
+      EXPECT_FALSE(cold.ready);
+      ++failures;
+    }
+    EXPECT_GT(failures, 5);
+    VARLANE_ASSERT_OK(in.Plan(&plan, {owner}, 3));
+    AllocationFaults::FailAfter(-1);
+    const Status status = in.Plan(&plan, {owner}, 3);
+    AllocationFaults::Disarm();
+    VARLANE_EXPECT_OK(status);
+    EXPECT_EQ(AllocationFaults::allocations(), 0);
+  }
 }
 
 // --- runs --------------------------------------------------------------------
