@@ -12,13 +12,14 @@
 namespace varlane {
 namespace {
 
-KvPoolMetrics TakePoolMetrics(const KvPool& pool) {
+KvPoolMetrics TakePoolMetrics(const KvPool& pool, bool placement) {
   KvPoolMetrics metrics;
   metrics.stats = pool.stats();
   metrics.block_bytes = pool.layout().block_bytes();
   metrics.lent_blocks = pool.lent_blocks();
   for (int node = 0; node < pool.num_nodes(); ++node) {
     metrics.nodes.push_back(pool.node_stats(node));
+    if (placement) metrics.placement.push_back(pool.MeasurePlacement(node));
   }
   metrics.tenants = pool.tenants();
   metrics.prefixes = pool.prefix_stats();
@@ -29,7 +30,9 @@ KvPoolMetrics TakePoolMetrics(const KvPool& pool) {
 
 Result<Metrics> TakeMetrics(const MetricsSources& sources) try {
   Metrics metrics;
-  if (sources.pool != nullptr) metrics.pool = TakePoolMetrics(*sources.pool);
+  if (sources.pool != nullptr) {
+    metrics.pool = TakePoolMetrics(*sources.pool, sources.placement);
+  }
   if (sources.scheduler != nullptr) {
     metrics.scheduler = sources.scheduler->stats();
   }

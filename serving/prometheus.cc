@@ -105,6 +105,18 @@ void WriteNodes(const KvPoolMetrics& pool, Exposition* out) {
   for (size_t i = 0; i < pool.nodes.size(); ++i) {
     out->Sample({{"node", StrCat(i)}}, pool.nodes[i].committed_bytes);
   }
+  out->Gauge("varlane_kv_node_placement_bytes",
+             "Where the pages of a NUMA node's blocks are: there (local), on "
+             "another node (remote), not taken yet (absent) or unknown.");
+  for (size_t i = 0; i < pool.placement.size(); ++i) {
+    const std::string node = StrCat(i);
+    const KvPlacement& placement = pool.placement[i];
+    out->Sample({{"node", node}, {"state", "local"}}, placement.local_bytes);
+    out->Sample({{"node", node}, {"state", "remote"}}, placement.remote_bytes);
+    out->Sample({{"node", node}, {"state", "absent"}}, placement.absent_bytes);
+    out->Sample({{"node", node}, {"state", "unknown"}},
+                placement.unknown_bytes);
+  }
 }
 
 void WriteTenants(const KvPoolMetrics& pool, Exposition* out) {

@@ -221,6 +221,22 @@ TEST(MetricsTest, SlabsThatWereLentAreReserved) {
   EXPECT_EQ(scrape["varlane_kv_lent_blocks"], 512);
 }
 
+TEST(MetricsTest, WherePagesAreIsToldIfAsked) {
+  ServingHarness service(1024, {});
+  EXPECT_TRUE(Take({.pool = &service.pool()}).pool->placement.empty());
+  const Scrape scrape(
+      TextOf(Take({.pool = &service.pool(), .placement = true})));
+  double sum = 0;
+  for (const char* state : {"local", "remote", "absent", "unknown"}) {
+    const auto value =
+        scrape["varlane_kv_node_placement_bytes{node=\"0\",state=\"" +
+               std::string(state) + "\"}"];
+    ASSERT_TRUE(value.has_value()) << state;
+    sum += *value;
+  }
+  EXPECT_EQ(sum, static_cast<double>(service.pool().stats().committed_bytes));
+}
+
 TEST(MetricsTest, PressureAndMemoryAreTold) {
   ServingHarness service(2048, {});
   auto pressure = ServingPressure::Create({.keep_share = 0}, &service.pool(),

@@ -344,7 +344,9 @@ Result<ReplayResult> Replay::Run() {
                     fmt::format("step {}, {} running, {} waiting", stats.steps,
                                 stats.running, stats.waiting));
   }
-  VARLANE_TOOLS_TRY(metrics_.Write(Sources()));
+  MetricsSources sources = Sources();
+  sources.placement = true;
+  VARLANE_TOOLS_TRY(metrics_.Write(sources));
   Finish();
   return std::move(result_);
 }

@@ -30,6 +30,8 @@ struct MetricsSources {
   const SequenceSwapper* swapper = nullptr;
   const ServingPressure* pressure = nullptr;
   const MemoryAccount* account = nullptr;
+  // Also ask the kernel where each page of the pool is: 25 ms a GiB.
+  bool placement = false;
 };
 
 struct KvPoolMetrics {
@@ -37,8 +39,9 @@ struct KvPoolMetrics {
   int64_t block_bytes = 0;
   int64_t lent_blocks = 0;  // given back for a while
   std::vector<KvNodeStats> nodes;
-  std::vector<KvTenant> tenants;  // by id
-  PrefixCacheStats prefixes;      // all 0 without a prefix cache
+  std::vector<KvPlacement> placement;  // by node; empty: not asked for
+  std::vector<KvTenant> tenants;       // by id
+  PrefixCacheStats prefixes;           // all 0 without a prefix cache
 };
 
 struct PressureMetrics {
