@@ -139,7 +139,7 @@ void AddBenchCommand(CLI::App* app, Run* run) {
               "Only 16/4/128 heads and bf16: under a minute", kKernelsFooter,
               run);
   AddOneBench(bench, {"memory", &BenchMemory},
-              "Blocks, forks, prefixes, resizing, pressure",
+              "Blocks, forks, resizing, pressure",
               "Fewer rounds: under a minute", kMemoryFooter, run);
   AddOneBench(bench, {"runtime", &BenchRuntime},
               "Launches, graphs, tracing, and a runtime that shares its cores",
