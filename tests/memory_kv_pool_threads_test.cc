@@ -157,11 +157,12 @@ class Courier {
 
   void Step() {
     Parcel parcel;
-    if (!office_->boxes[static_cast<size_t>(self_)].Take(&parcel) ||
-        office_->parcels.load() < kManyParcels / 2) {
+    const bool has_one =
+        office_->boxes[static_cast<size_t>(self_)].Take(&parcel);
+    if (office_->parcels.load() < (has_one ? kManyParcels / 2 : kManyParcels)) {
       Create();
     }
-    if (parcel.seq < 0) return;
+    if (!has_one) return std::this_thread::yield();
     foreign_ += parcel.last_owner != self_ ? 1 : 0;
     if (random_() % 2 == 0) {
       ASSERT_NO_FATAL_FAILURE(Verify(parcel));
