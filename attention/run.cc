@@ -197,11 +197,7 @@ void PlanRun::Attend(const Threadgroup& tg) const {
     return;
   }
   if constexpr (kTraced) Annotate(tg, work);
-  if (!plan_->homes.empty()) {
-    const KeyRange keys = KeysOf(work);
-    CountLocality(*plan_, tg.node(), work.item.seq, keys.low, keys.high,
-                  &count);
-  }
+  if (!plan_->homes.empty()) CountKeys(tg, work, &count);
   if (!work.is_whole()) {
     RunPartition(tg, work, count);
     return;
@@ -228,6 +224,12 @@ void PlanRun::Annotate(const Threadgroup& tg, const Assignment& work) const {
                (layout.head_size + layout.v_head_size) *
                static_cast<int64_t>(SizeOf(layout.dtype));
   tg.Annotate(note);
+}
+
+void PlanRun::CountKeys(const Threadgroup& tg, const Assignment& work,
+                        WorkerCounters* count) const {
+  const KeyRange keys = KeysOf(work);
+  CountLocality(*plan_, tg.node(), work.item.seq, keys.low, keys.high, count);
 }
 
 AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,

@@ -57,8 +57,14 @@ class PlanRun {
   void AimNext(int64_t index, AttendArgs* args) const;
   KvPages PagesOf(const Item& item, int head) const;
   int64_t TokenOf(const Item& item) const;
+  // Not inlined, so that Attend's code does not depend on its traced twin
+  // (tools/check_trace_code.py).
   template <typename KernelArgs>
-  void Finish(const Item& item, int head, KernelArgs* args) const;
+  [[gnu::noinline]] void Finish(const Item& item, int head,
+                                KernelArgs* args) const;
+  [[gnu::noinline]] void CountKeys(const Threadgroup& group,
+                                   const Assignment& work,
+                                   WorkerCounters* count) const;
   void RunPartition(const Threadgroup& group, const Assignment& work,
                     WorkerCounters& count) const;
   void FillNan() const noexcept;

@@ -344,7 +344,7 @@ TEST(KvPoolThreadsTest, SequencesChangeHandsWhileBlocksMove) {
       static_cast<long long>(foreign.load()));
   // The premises.
   EXPECT_GE(steps.load(), kSteps);
-  EXPECT_GT(foreign.load(), steps.load() / 2);
+  EXPECT_GT(foreign.load(), steps.load() / 8);  // many find an empty box
   EXPECT_GE(resizes.moved, kMoves);
   EXPECT_GT(resizes.shrinks, 10);
   for (Mailbox& box : office.boxes) {

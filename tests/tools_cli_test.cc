@@ -639,7 +639,7 @@ TEST_F(CliTest, InfoTellsWhatTheRuntimeUses) {
   }
   const Json json = Json::parse(ReadAll(Path("i.json")));
   EXPECT_EQ(json["workers"].size(), 2u);
-  EXPECT_EQ(json["environment"].size(), 10u);
+  EXPECT_EQ(json["environment"].size(), 11u);
   EXPECT_GT(json["memory"]["total_bytes"].get<int64_t>(), 0);
 }
 
@@ -737,9 +737,9 @@ TEST_F(CliTest, ReplaySkipsSharedPrefixesUnlessToldNotTo) {
             0);
   int64_t generated[2];
   for (const bool on : {false, true}) {
-    const Outcome outcome =
-        Varlane("replay " + path + " --scale-lengths 1/16 --verify 1" +
-                (on ? "" : " --no-prefix-cache") + kSmallModel + " --json -");
+    const Outcome outcome = Varlane(
+        "replay " + path + " --scale-lengths 1/16 --concurrency 4 --verify 1" +
+        (on ? "" : " --no-prefix-cache") + kSmallModel + " --json -");
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     const Json json = Json::parse(outcome.out);
     EXPECT_EQ(json["prefix_cache"]["enabled"], on);

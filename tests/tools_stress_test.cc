@@ -54,7 +54,7 @@ TEST(StressTest, EveryOutputHasTheBitsOfACalmRun) {
 
 TEST(StressTest, PreemptedRequestsGoThroughTheSwapFile) {
   const Json json = Stress(
-      "--mode schedule --requests 16 --period 4 --kv-blocks 80 "
+      "--mode schedule --requests 16 --period 4 --kv-blocks 140 "
       "--swap 64MiB --eviction swap --min-shrinks 0");
   EXPECT_GT(json["preemptions"], 0);
   EXPECT_GT(json["swaps"]["in"], 0);

@@ -52,7 +52,8 @@ def compile_source(compiler, includes, source, out):
     flags = ["-std=c++20", "-O3", "-DNDEBUG", "-DVARLANE_CHECK_LEVEL=0",
              "-ffunction-sections"]
     if "clang" not in compiler:
-        flags.append("-fno-ipa-icf")  # or twins would become one
+        # Or twins would become one, and parts local to the file.
+        flags += ["-fno-ipa-icf", "-fno-ipa-sra"]
     for include in includes:
         flags += ["-iquote", str(include)]
     subprocess.run([compiler, *flags, "-c", str(source), "-o", str(out)],
