@@ -2,8 +2,6 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "tools/parse.h"
