@@ -11,10 +11,14 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/pools.h"
+#include "tests/testing/sanitizers.h"
+#include "tools/child_cgroup.h"
 #include "tools/output_digests.h"
 #include "tools/report.h"
 #include "tools/shared_page.h"
@@ -28,9 +32,9 @@ namespace {
 Json Stress(const std::string& arguments) {
   const varlane::testing::TemporaryFolder folder;
   const std::string command =
-      std::string(VARLANE_CLI_PATH) + " stress --threads 2 --seconds 0" +
-      " --swap-folder " + folder.path() + " --json " + folder.file("json") +
-      " " + arguments + " >" + folder.file("out") + " 2>&1";
+      std::string(VARLANE_CLI_PATH) + " stress --threads 2 --swap-folder " +
+      folder.path() + " --json " + folder.file("json") + " " + arguments +
+      " >" + folder.file("out") + " 2>&1";
   EXPECT_EQ(std::system(command.c_str()), 0)
       << varlane::testing::ReadWholeFile(folder.file("out"));
   return Json::parse(varlane::testing::ReadWholeFile(folder.file("json")),
@@ -39,8 +43,8 @@ Json Stress(const std::string& arguments) {
 
 TEST(StressTest, EveryOutputHasTheBitsOfACalmRun) {
   const Json json = Stress(
-      "--mode schedule --requests 12 --period 4 --kv-blocks 300 --swap 0 "
-      "--min-shrinks 2");
+      "--mode schedule --seconds 0 --requests 12 --period 4 --kv-blocks 300 "
+      "--swap 0 --min-shrinks 2");
   EXPECT_EQ(json["rounds"], 1);
   EXPECT_EQ(json["requests"], 12);
   EXPECT_GE(json["shrinks"]["count"], 2);
@@ -54,12 +58,44 @@ TEST(StressTest, EveryOutputHasTheBitsOfACalmRun) {
 
 TEST(StressTest, PreemptedRequestsGoThroughTheSwapFile) {
   const Json json = Stress(
-      "--mode schedule --requests 16 --period 4 --kv-blocks 140 "
+      "--mode schedule --seconds 0 --requests 16 --period 4 --kv-blocks 140 "
       "--swap 64MiB --eviction swap --min-shrinks 0");
   EXPECT_GT(json["preemptions"], 0);
   EXPECT_GT(json["swaps"]["in"], 0);
   EXPECT_EQ(json["swaps"]["lost"], 0);
   EXPECT_EQ(json["verification"]["wrong_rows"], 0);
+}
+
+// 20 seconds at most; a few where the ballast has it soon.
+void ExpectShrunkUnderPressure(const Json& json) {
+  EXPECT_GE(json["shrinks"]["count"], 1);
+  EXPECT_GT(json["shrinks"]["slabs"], 0);
+  EXPECT_GT(json["growths"]["slabs"], 0);
+  EXPECT_GE(json["limit"]["ballast"]["waves"], 1);
+  EXPECT_EQ(json["pool"]["final_blocks"], json["pool"]["blocks"]);
+  EXPECT_EQ(json["verification"]["wrong_rows"], 0);
+  EXPECT_TRUE(json["failures"].empty());
+}
+
+TEST(StressTest, APoolGivesWayToABallastInItsCgroup) {
+  {
+    const auto cgroup = ChildCgroup::Create(int64_t{1} << 30);
+    if (!cgroup.ok()) GTEST_SKIP() << cgroup.status().message();
+  }
+  const Json json = Stress(
+      "--mode cgroup --limit 384MiB --requests 24 --seconds 5 "
+      "--rest-seconds 0.5 --swap 32MiB");
+  EXPECT_EQ(json["limit"]["oom_kills"], 0);
+  ExpectShrunkUnderPressure(json);
+}
+
+TEST(StressTest, APoolGivesWayUnderRlimitData) {
+  if (varlane::testing::kSanitized) {
+    GTEST_SKIP() << "a sanitizer's shadow counts as data";
+  }
+  ExpectShrunkUnderPressure(
+      Stress("--mode rlimit --limit 384MiB --requests 24 --seconds 5 "
+             "--rest-seconds 0.5 --swap 0"));
 }
 
 TEST(StressTest, TooFewShrinksAreAFailure) {
@@ -209,6 +245,28 @@ TEST(SuperviseTest, SilenceIsAHangAndLeavesNoChild) {
   EXPECT_NE(status.message().find("hangs"), std::string::npos)
       << status.message();
   EXPECT_NE(kill(*worker.get(), 0), 0) << "it is still there";
+}
+
+TEST(ChildCgroupTest, HoldsWhoJoinsAndIsGoneAfterwards) {
+  Result<std::unique_ptr<ChildCgroup>> made =
+      ChildCgroup::Create(int64_t{64} << 20);
+  if (!made.ok()) GTEST_SKIP() << made.status().message();
+  const std::unique_ptr<ChildCgroup> cgroup = std::move(made).value();
+  const std::string path = cgroup->path();
+  const SharedPage<StressShared> shared;
+  SuperviseOptions options;
+  options.cgroup = cgroup.get();
+  // More than the limit: whoever does this is killed, and that is told.
+  const Status status = Supervise(options, shared.get(), []() -> Status {
+    std::vector<char> memory(size_t{256} << 20, 1);
+    return {StatusCode::kInternal, std::to_string(memory[memory.size() / 2])};
+  });
+  EXPECT_NE(status.message().find("oom_kill = 1"), std::string::npos)
+      << status.message();
+  EXPECT_EQ(cgroup->oom_kills(), 1);
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+  EXPECT_TRUE(cgroup->Remove().ok());
+  EXPECT_NE(access(path.c_str(), F_OK), 0);
 }
 
 TEST(SuperviseTest, ASignalEndsAllOfIt) {

@@ -43,8 +43,11 @@ Result<T> FindNamed(std::initializer_list<Named<T>> all,
 }
 
 Result<StressMode> ParseMode(const std::string& text) {
-  return FindNamed<StressMode>(
-      {{"auto", StressMode::kAuto}, {"schedule", StressMode::kSchedule}}, text);
+  return FindNamed<StressMode>({{"auto", StressMode::kAuto},
+                                {"cgroup", StressMode::kCgroup},
+                                {"rlimit", StressMode::kRlimit},
+                                {"schedule", StressMode::kSchedule}},
+                               text);
 }
 
 Result<EvictionPolicy> ParseEviction(const std::string& text) {
@@ -76,9 +79,18 @@ Status RunStressCommand(StressFlags flags) {
 void AddPressureFlags(CLI::App* command, StressFlags* flags) {
   StressOptions* const options = &flags->options;
   AddParsedOption(command, "--mode", &options->mode, ParseMode,
-                  "Where the pressure comes from: auto (default), or "
-                  "schedule")
+                  "Where the pressure comes from: auto (default), cgroup, "
+                  "rlimit or schedule")
       ->type_name("MODE");
+  AddBytesFlag(command, "--limit", &options->limit_bytes,
+               "cgroup, rlimit: what pool, process and ballast share (default "
+               "512MiB)");
+  command
+      ->add_option("--rest-seconds", options->ballast.rest_s,
+                   "cgroup, rlimit: the ballast's pause between two waves")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str()
+      ->type_name("S");
   CLI::Option* const seconds =
       command
           ->add_option("--seconds", options->seconds,
@@ -154,12 +166,17 @@ void AddServingFlags(CLI::App* command, StressFlags* flags) {
 constexpr const char* kFooter =
     "The trace is served once in peace, then again and again on the same pool\n"
     "while memory is short and plentiful by turns:\n"
+    "  cgroup    a ballast process takes memory in waves, in one memory "
+    "cgroup\n"
+    "            with the pool, which answers to pressure as a service's does\n"
+    "  rlimit    the same in one process, under RLIMIT_DATA\n"
     "  schedule  the pool's limit is set every few steps: down to a random\n"
     "            size, the least being what the longest request needs, and up\n"
     "Every output row of every layer must have the bits of the first round,\n"
     "every block must come back at each round's end, what the pool gives back\n"
     "must leave the resident set, and the pool must have its full size again\n"
-    "in the end. All runs in a child process: being killed or hung is a\n"
+    "in the end. auto takes a cgroup where it can be made, else RLIMIT_DATA.\n"
+    "All runs in a child process: being killed or hung is a\n"
     "failure like any other. Exit code 1 on any failure.\n"
     "Examples:\n"
     "  varlane stress --minutes 10 --min-shrinks 20 --json stress.json\n"

@@ -12,12 +12,15 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/ballast.h"
+#include "tools/child_cgroup.h"
 #include "tools/replay.h"
 #include "tools/report.h"
 #include "tools/stress_engine.h"
 #include "tools/stress_pressure.h"
 #include "tools/supervise.h"
 #include "varlane/runtime.h"
+#include "varlane/serving_pressure.h"
 #include "varlane/status.h"
 
 namespace varlane::tools {
@@ -25,6 +28,8 @@ namespace varlane::tools {
 // Where the pressure comes from.
 enum class StressMode : uint8_t {
   kAuto,      // the first of the others that can be had
+  kCgroup,    // a ballast process in one memory cgroup with us
+  kRlimit,    // a ballast in our own process, under RLIMIT_DATA
   kSchedule,  // KvPool::SetLimit every few steps
 };
 const char* StressModeName(StressMode mode);
@@ -35,6 +40,8 @@ struct StressOptions {
   int64_t period = 8;   // kSchedule: steps between two changes of the limit
   uint64_t seed = 1;    // of the sizes
   int64_t min_shrinks = 1;
+  int64_t limit_bytes = int64_t{512} << 20;  // kCgroup, kRlimit
+  BallastTimes ballast;
   double hang_seconds = 120;
   ModelShape model;
   DType kv_dtype = DType::kBF16;
@@ -42,6 +49,21 @@ struct StressOptions {
   int64_t kv_blocks = 0;       // 0 = what the trace can hold, within the budget
   StressEngineOptions engine;  // but model, layout and num_blocks
   RuntimeOptions runtime;
+};
+
+// What a run under a limit has seen of it.
+struct StressLimit {
+  int64_t oom_kills = 0;   // in the cgroup; -1 = unknown
+  int64_t limit_hits = 0;  // the kernel had to reclaim; likewise
+  int64_t peak_bytes = 0;  // likewise
+  ServingPressureStats ladder;
+  // The ballast's.
+  int64_t ballast_peak_bytes = 0;
+  int64_t waves = 0;
+  int64_t starved = 0;
+  int64_t waits = 0;
+  double wait_seconds = 0;
+  double longest_wait_seconds = 0;
 };
 
 struct StressResult {
@@ -59,6 +81,7 @@ struct StressResult {
   int64_t requests = 0;  // ended, in these rounds
   int64_t refused = 0;   // times that a request had to be offered again
   StressCounts pressure;
+  std::optional<StressLimit> limit;  // kCgroup, kRlimit
   // Compared, all layers at once; repetitions included.
   int64_t rows = 0;
   int64_t wrong_rows = 0;

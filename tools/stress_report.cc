@@ -2,6 +2,8 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "tools/parse.h"
@@ -36,6 +38,12 @@ std::vector<std::string> StressResult::Failures(
         fmt::format("the swap file failed: {} sequences written, {} read",
                     swap.write_failures, swap.read_failures));
   }
+  if (limit && limit->oom_kills > 0) {
+    failures.push_back(
+        fmt::format("the kernel killed {} processes in the "
+                    "cgroup",
+                    limit->oom_kills));
+  }
   if (pressure.shrinks < options.min_shrinks) {
     failures.push_back(fmt::format("the pool shrank {} times, expected {}",
                                    pressure.shrinks, options.min_shrinks));
@@ -69,6 +77,29 @@ std::string Verified(const StressResult& r) {
   }
   return fmt::format("{} rows, all the bits of an unpressured run",
                      FormatCount(r.rows));
+}
+
+void AddLimitRows(const StressLimit& limit, Table* table) {
+  const PressureStats& ladder = limit.ladder.ladder;
+  table->AddRow(
+      {"ballast",
+       fmt::format("{} waves of up to {}, {} starved; waited for room {} "
+                   "times, {} at most",
+                   limit.waves, FormatBytes(limit.ballast_peak_bytes),
+                   limit.starved, limit.waits,
+                   FormatSeconds(limit.longest_wait_seconds))});
+  table->AddRow(
+      {"pressure",
+       fmt::format("{} rungs up, {} down; the last cause: {}",
+                   FormatCount(ladder.climbs), FormatCount(ladder.descents),
+                   ladder.cause.empty() ? "none" : ladder.cause)});
+  if (limit.peak_bytes > 0) {
+    table->AddRow(
+        {"cgroup", fmt::format("{} at its peak, limit hit {} times, {} "
+                               "processes killed",
+                               FormatBytes(limit.peak_bytes), limit.limit_hits,
+                               limit.oom_kills)});
+  }
 }
 
 std::string Latency(const std::vector<double>& seconds) {
@@ -124,6 +155,7 @@ std::string StressText(const StressOptions& options, const StressResult& r) {
                    FormatCount(r.scheduler.swapped_in), r.scheduler.swap_losses,
                    FormatCount(r.scheduler.recomputed_tokens),
                    FormatCount(r.refused))});
+  if (r.limit) AddLimitRows(*r.limit, &table);
   table.AddRow({"resident", fmt::format("{} without a pool before, {} after",
                                         FormatBytes(r.rss_before_bytes),
                                         FormatBytes(r.rss_after_bytes))});
@@ -135,6 +167,34 @@ std::string StressText(const StressOptions& options, const StressResult& r) {
 }
 
 namespace {
+
+Json LimitJson(const StressOptions& options, const StressLimit& limit) {
+  Json sources = Json::array();
+  for (const PressureSource& source : limit.ladder.sources) {
+    sources.push_back({{"name", source.name},
+                       {"active", source.active},
+                       {"events", source.events}});
+  }
+  const PressureStats& ladder = limit.ladder.ladder;
+  return {{"limit_bytes", options.limit_bytes},
+          {"peak_bytes", limit.peak_bytes},
+          {"limit_hits", limit.limit_hits},
+          {"oom_kills", limit.oom_kills},
+          {"ballast",
+           {{"peak_bytes", limit.ballast_peak_bytes},
+            {"waves", limit.waves},
+            {"starved", limit.starved},
+            {"waits", limit.waits},
+            {"wait_seconds", limit.wait_seconds},
+            {"longest_wait_seconds", limit.longest_wait_seconds}}},
+          {"ladder",
+           {{"climbs", ladder.climbs},
+            {"descents", ladder.descents},
+            {"released_bytes", ladder.released_bytes},
+            {"regained_bytes", ladder.regained_bytes},
+            {"cause", ladder.cause},
+            {"sources", sources}}}};
+}
 
 Json PressureJson(const StressResult& r) {
   const StressCounts& p = r.pressure;
@@ -181,6 +241,7 @@ Json StressJson(const StressOptions& options, const StressResult& r) {
                  {"in", r.scheduler.swapped_in},
                  {"lost", r.scheduler.swap_losses}}}};
   json.update(PressureJson(r));
+  if (r.limit) json["limit"] = LimitJson(options, *r.limit);
   json["rss_bytes"] = {{"before", r.rss_before_bytes},
                        {"after", r.rss_after_bytes}};
   json["verification"] = {
