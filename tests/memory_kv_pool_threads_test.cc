@@ -344,7 +344,8 @@ TEST(KvPoolThreadsTest, SequencesChangeHandsWhileBlocksMove) {
       static_cast<long long>(foreign.load()));
   // The premises.
   EXPECT_GE(steps.load(), kSteps);
-  EXPECT_GT(foreign.load(), steps.load() / 8);  // many find an empty box
+  // Many steps find an empty box, more of them the busier the machine.
+  EXPECT_GT(foreign.load(), testing::Operations(1'000, 100));
   EXPECT_GE(resizes.moved, kMoves);
   EXPECT_GT(resizes.shrinks, 10);
   for (Mailbox& box : office.boxes) {

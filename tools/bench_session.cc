@@ -35,7 +35,7 @@ Result<Engine> MakeEngine(const RuntimeOptions& options) {
 }
 
 Result<std::unique_ptr<BenchSession>> BenchSession::Create(
-    const BenchKernelsOptions& options) {
+    const BenchOptions& options) {
   std::unique_ptr<BenchSession> session(new BenchSession);
   session->options_ = options;
   try {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "bench/workload.h"
-#include "tools/bench_kernels.h"
 #include "tools/bench_rows.h"
+#include "tools/benches.h"
 #include "tools/progress.h"
 #include "varlane/attention.h"
 #include "varlane/limits.h"
@@ -34,9 +34,9 @@ using Measure = std::function<Status(BenchRow*)>;
 class BenchSession {
  public:
   static Result<std::unique_ptr<BenchSession>> Create(
-      const BenchKernelsOptions& options);
+      const BenchOptions& options);
 
-  const BenchKernelsOptions& options() const { return options_; }
+  const BenchOptions& options() const { return options_; }
   Runtime* runtime() const { return engine_.runtime.get(); }
   Attention* attention() const { return engine_.attention.get(); }
   SampleBudget budget() const;
@@ -67,7 +67,7 @@ class BenchSession {
  private:
   BenchSession() = default;
 
-  BenchKernelsOptions options_;
+  BenchOptions options_;
   std::regex filter_;
   Engine engine_;
   std::vector<BenchRow> rows_;
@@ -87,6 +87,7 @@ void AddBatchRows(BenchSession* session);    // mixed, ragged, windowed
 void AddLaunchRows(BenchSession* session);   // empty and surplus threadgroups
 void AddMonitorRows(BenchSession* session);  // of memory pressure
 void AddPoolRows(BenchSession* session);     // blocks taken, forks
+void AddPrefixRows(BenchSession* session);   // lookups, hits of a trace
 void AddResizeRows(BenchSession* session);   // memory returned and regained
 void AddRuntimeRows(BenchSession* session);  // those, graphs, traces, sharing
 void AddScalingRows(BenchSession* session);  // two workers against one

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "tools/bench_kernels.h"
+#include "tools/benches.h"
 #include "tools/flags.h"
 #include "tools/status_util.h"
 
@@ -13,7 +13,7 @@ namespace varlane::tools {
 namespace {
 
 struct BenchFlags {
-  BenchKernelsOptions options;
+  BenchOptions options;
   RuntimeFlags runtime;
   std::string json;
 };
@@ -35,14 +35,14 @@ std::string Summary(const std::vector<BenchRow>& rows) {
 // One subcommand: its name and what it measures.
 struct Bench {
   const char* name;
-  Result<BenchKernelsResult> (*measure)(const BenchKernelsOptions&);
+  Result<BenchResult> (*measure)(const BenchOptions&);
+  bool takes_trace = false;
 };
 
 Status RunBench(const Bench& bench, BenchFlags flags) {
   VARLANE_TOOLS_ASSIGN(flags.options.runtime,
                        MakeRuntimeOptions(flags.runtime));
-  VARLANE_TOOLS_ASSIGN(const BenchKernelsResult result,
-                       bench.measure(flags.options));
+  VARLANE_TOOLS_ASSIGN(const BenchResult result, bench.measure(flags.options));
   Json rows = Json::array();
   for (const BenchRow& row : result.rows) rows.push_back(ToJson(row));
   const std::string text = fmt::format(
@@ -83,7 +83,8 @@ constexpr const char* kMemoryFooter =
     "Examples:\n"
     "  varlane bench memory --quick\n"
     "  varlane bench memory --json memory.json\n"
-    "  varlane bench memory --filter '^take'";
+    "  varlane bench memory --filter '^take'\n"
+    "  varlane bench memory --filter '^prefix' --trace requests.jsonl";
 
 constexpr const char* kRuntimeFooter =
     "Graphs are held against the same launches one by one, tracing against "
@@ -113,6 +114,10 @@ void AddOneBench(CLI::App* bench, const Bench& what, const char* help,
       ->type_name("S");
   AddBytesFlag(command, "--memory", &flags->options.memory_bytes,
                "Largest pool; default: half of what is available");
+  if (what.takes_trace) {
+    command->add_option("--trace", flags->options.trace,
+                        "Also tell the prefix hits of a trace with hash_ids");
+  }
   AddRuntimeFlags(command, &flags->runtime);
   AddJsonFlag(command, &flags->json);
   command->footer(footer);
@@ -138,7 +143,7 @@ void AddBenchCommand(CLI::App* app, Run* run) {
               "Attention launches beside read bandwidth and multiply peak",
               "Only 16/4/128 heads and bf16: under a minute", kKernelsFooter,
               run);
-  AddOneBench(bench, {"memory", &BenchMemory},
+  AddOneBench(bench, {"memory", &BenchMemory, true},
               "Blocks, forks, resizing, pressure",
               "Fewer rounds: under a minute", kMemoryFooter, run);
   AddOneBench(bench, {"runtime", &BenchRuntime},

@@ -1,10 +1,10 @@
-// BenchKernels: every speed demand on the kernels, measured in one process,
-// each beside its limit.
+// The benches: every demand on speed, measured in one process, each beside its
+// limit.
 //
 // SPDX-License-Identifier: Apache-2.0
 
-#ifndef VARLANE_TOOLS_BENCH_KERNELS_H_
-#define VARLANE_TOOLS_BENCH_KERNELS_H_
+#ifndef VARLANE_TOOLS_BENCHES_H_
+#define VARLANE_TOOLS_BENCHES_H_
 
 #include <string>
 #include <vector>
@@ -15,27 +15,28 @@
 
 namespace varlane::tools {
 
-struct BenchKernelsOptions {
+struct BenchOptions {
   bool quick = false;  // 16/4/128 and bf16 only
   std::string filter;  // regular expression on row names; "" = all
   double seconds = 1;  // a row, as far as the least number of rounds allows
   int64_t memory_bytes = 0;  // largest pool; 0 = half of what is available
+  std::string trace;         // whose prefix hits BenchMemory tells; "" = none
   RuntimeOptions runtime;
 };
 
-struct BenchKernelsResult {
+struct BenchResult {
   Json machine;
   std::vector<BenchRow> rows;
 };
 
 // Errors: kInvalidArgument (filter); those of Runtime::Create. What only one
 //         row needs and cannot have is that row's `reason`.
-Result<BenchKernelsResult> BenchKernels(const BenchKernelsOptions& options);
-// The same of the pool: blocks, forks, resizing, pressure.
-Result<BenchKernelsResult> BenchMemory(const BenchKernelsOptions& options);
+Result<BenchResult> BenchKernels(const BenchOptions& options);
+// The same of the pool: blocks, forks, prefixes, resizing, pressure.
+Result<BenchResult> BenchMemory(const BenchOptions& options);
 // The same of the runtime: launches, graphs, tracing, sharing cores.
-Result<BenchKernelsResult> BenchRuntime(const BenchKernelsOptions& options);
+Result<BenchResult> BenchRuntime(const BenchOptions& options);
 
 }  // namespace varlane::tools
 
-#endif  // VARLANE_TOOLS_BENCH_KERNELS_H_
+#endif  // VARLANE_TOOLS_BENCHES_H_

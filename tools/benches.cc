@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "tools/bench_kernels.h"
+#include "tools/benches.h"
 
 #include <fstream>
 #include <utility>
@@ -43,10 +43,10 @@ Json MachineJson(BenchSession* session) {
 
 }  // namespace
 
-Result<BenchKernelsResult> BenchKernels(const BenchKernelsOptions& options) {
+Result<BenchResult> BenchKernels(const BenchOptions& options) {
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<BenchSession> session,
                        BenchSession::Create(options));
-  BenchKernelsResult result;
+  BenchResult result;
   result.machine = MachineJson(session.get());
   AddRatioRows(session.get(), Heads{}, DType::kBF16);
   AddLaunchRows(session.get());
@@ -68,22 +68,23 @@ Result<BenchKernelsResult> BenchKernels(const BenchKernelsOptions& options) {
   return result;
 }
 
-Result<BenchKernelsResult> BenchMemory(const BenchKernelsOptions& options) {
+Result<BenchResult> BenchMemory(const BenchOptions& options) {
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<BenchSession> session,
                        BenchSession::Create(options));
-  BenchKernelsResult result;
+  BenchResult result;
   result.machine = MachineJson(session.get());
   AddPoolRows(session.get());
+  AddPrefixRows(session.get());
   AddResizeRows(session.get());
   AddMonitorRows(session.get());
   result.rows = session->TakeRows();
   return result;
 }
 
-Result<BenchKernelsResult> BenchRuntime(const BenchKernelsOptions& options) {
+Result<BenchResult> BenchRuntime(const BenchOptions& options) {
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<BenchSession> session,
                        BenchSession::Create(options));
-  BenchKernelsResult result;
+  BenchResult result;
   result.machine = MachineJson(session.get());
   AddRuntimeRows(session.get());
   result.rows = session->TakeRows();
