@@ -58,6 +58,14 @@ PressureLevel LevelOf(const MemoryLimit& limit, PressureLevel before) {
 // Address space that is given back stays reserved: nothing to be gained there.
 bool Counts(const MemoryLimit& limit) { return limit.name != "RLIMIT_AS"; }
 
+// Limits that no event of the kernel tells of: beside them the monitor polls,
+// whatever else it listens to.
+bool HasSilentLimit(const MemoryLimits& limits) {
+  return std::any_of(
+      limits.limits.begin(), limits.limits.end(),
+      [](const MemoryLimit& limit) { return limit.name == "RLIMIT_DATA"; });
+}
+
 }  // namespace
 
 Result<PressureOptions> PressureOptions::FromEnvironment() {
@@ -75,6 +83,10 @@ class PressureMonitor::Impl {
         wake_(std::move(wake)),
         watches_(OpenPressureSources(options)) {
     polled_.resize(watches_.size() + 1);
+    if (!disabled_) {
+      const Result<MemoryLimits> limits = MemoryLimits::Detect(options.root);
+      has_silent_limit_ = limits.ok() && HasSilentLimit(*limits);
+    }
     PublishSources();
   }
 
@@ -99,6 +111,10 @@ class PressureMonitor::Impl {
   int64_t wakeups() const { return wakeups_.load(std::memory_order_relaxed); }
 
  private:
+  // Whether something must be measured that no event tells of.
+  bool polls() const {
+    return !disabled_ && (!has_events() || has_silent_limit_);
+  }
   // The time until a measurement is due though nobody calls; -1 = never.
   int MillisecondsToMeasure() const;
   Status Sleep(int timeout_ms);
@@ -113,6 +129,7 @@ class PressureMonitor::Impl {
   std::vector<pollfd> polled_;                     // [wake, watches]
   PressureLevel level_ = PressureLevel::kNone;     // of the last sample
   PressureLevel measured_ = PressureLevel::kNone;  // without events
+  bool has_silent_limit_ = false;                  // when last measured
   // Per level until when an event holds it, and which event that was.
   std::array<int64_t, 4> held_until_ns_{};
   std::array<size_t, 4> held_by_{};
@@ -128,8 +145,7 @@ class PressureMonitor::Impl {
 };
 
 int PressureMonitor::Impl::MillisecondsToMeasure() const {
-  const bool watch =
-      level_ != PressureLevel::kNone || (!has_events() && !disabled_);
+  const bool watch = level_ != PressureLevel::kNone || polls();
   if (!watch) return -1;
   return static_cast<int>(std::clamp<int64_t>(options_.poll_ns / 1'000'000, 1,
                                               std::numeric_limits<int>::max()));
@@ -178,11 +194,12 @@ void PressureMonitor::Impl::PublishSources() {
                        .active = false,
                        .problem = "MEMORY_PRESSURE_WATCH=/dev/null"});
   } else {
+    const char* const what =
+        events && has_silent_limit_ ? "RLIMIT_DATA" : "MemAvailable";
     sources.push_back(
-        {.name =
-             StrCat("MemAvailable every ", options_.poll_ns / 1'000'000, " ms"),
-         .active = !events,
-         .problem = events ? "not needed: there are events" : ""});
+        {.name = StrCat(what, " every ", options_.poll_ns / 1'000'000, " ms"),
+         .active = polls(),
+         .problem = polls() ? "" : "not needed: there are events"});
   }
   const std::lock_guard lock(mutex_);
   sources_ = std::move(sources);
@@ -215,6 +232,7 @@ PressureSample PressureMonitor::Impl::Measure(int64_t now) {
       sample.reserve_bytes = worst->reserve_bytes;
     }
     measured_ = measured;
+    has_silent_limit_ = HasSilentLimit(*limits);
   } else {
     measured = measured_;  // the last one that is known
   }

@@ -222,6 +222,33 @@ TEST(PressureSourcesTest, Base64IsDecodedOrRefused) {
   EXPECT_EQ(DecodeBase64("T?=="), std::nullopt);
 }
 
+// RLIMIT_DATA has no events: beside it the monitor polls, though it hears of
+// the cgroup's.
+TEST_F(PressureMonitorTest, ALimitWithoutEventsIsPolled) {
+  Write("/proc/self/cgroup", "0::/a\n");
+  Write("/proc/self/mountinfo", kV2Mount);
+  V2("/sys/fs/cgroup/a", 16 * kGiB, kGiB);
+  Write("/sys/fs/cgroup/a/memory.events", "high 0\nmax 0\noom 0\n");
+  const auto write_use = [&](int64_t use) {
+    Write("/proc/self/status", "VmSize: 1 kB\nVmData: " + Kb(use) + " kB\n");
+  };
+  write_use(kGiB);
+  Write("/proc/self/limits",
+        "Limit                     Soft Limit           Hard Limit           "
+        "Units\n"
+        "Max data size             " +
+            std::to_string(4 * kGiB) + "           unlimited   bytes\n");
+  const auto monitor = Open(Options());
+  ASSERT_TRUE(monitor->has_events());
+  EXPECT_TRUE(Find(*monitor, "RLIMIT_DATA every 10 ms").active);
+  write_use(4 * kGiB - kMiB);
+  const auto before = std::chrono::steady_clock::now();
+  const PressureSample sample = Look(monitor.get(), 60'000);
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::minutes(1));
+  EXPECT_EQ(sample.level, PressureLevel::kCritical);
+  EXPECT_EQ(sample.limit, "RLIMIT_DATA");
+}
+
 // --- this machine
 
 // Where there are events an idle monitor sleeps: one wake-up is the timeout.
