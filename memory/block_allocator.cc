@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "base/check.h"
@@ -16,8 +17,12 @@ constexpr uint64_t kOneCached = uint64_t{1} << 32;  // beside kOneFree = 1
 
 // A thread that met another one at the lowest blocks takes its next few from
 // elsewhere: eight words on, another cache line of the free set.
-constexpr int kSpreadCalls = 64;
+constexpr int kSpreadCalls = 256;
 constexpr int64_t kSpreadBlocks = 512;
+
+// What a thread takes to hand beyond its need, and has at most.
+constexpr int64_t kToHand = 32;
+constexpr int64_t kMostAtHand = 64;
 
 }  // namespace
 
@@ -37,9 +42,39 @@ struct alignas(64) BlockAllocator::Node {
   std::vector<BlockId> block_at;
   std::vector<BlockId> position_of;
 
-  // Written by every thread. Free blocks in the low half, fewer than the set
+  // Free blocks that no thread has at hand in the low half, fewer than the set
   // has while some are being taken; cached ones in the high half.
   alignas(64) std::atomic<uint64_t> counts{0};
+
+  // Free blocks at hand to threads of a slot. Who takes some first lowers such
+  // a number, or that above: so there are always as many members of the set as
+  // are owed to somebody.
+  struct alignas(64) Hand {
+    std::atomic<int64_t> free{0};
+  };
+  std::array<Hand, kThreadSlots> hands;
+  // Held while numbers are on their way between hands and `counts`, when they
+  // are in neither: who holds it and finds too few is right.
+  mutable std::mutex passing;
+
+  std::atomic<int64_t>& OwnHand() noexcept {
+    return hands[ThreadSlot() % kThreadSlots].free;
+  }
+  // Requires: `passing` is held, or nobody else is there.
+  void PassBack(Hand* hand, int64_t keep = 0) noexcept {
+    const int64_t all = hand->free.exchange(0);
+    const int64_t kept = std::min(all, keep);
+    if (kept > 0) hand->free.fetch_add(kept);
+    if (all > kept) counts.fetch_add(static_cast<uint64_t>(all - kept));
+  }
+  void PassAllBack() noexcept {
+    for (Hand& hand : hands) PassBack(&hand);
+  }
+  int64_t at_hand() const noexcept {
+    int64_t sum = 0;
+    for (const Hand& hand : hands) sum += hand.free.load();
+    return sum;
+  }
 };
 
 BlockAllocator::BlockAllocator(const Options& options)
@@ -127,6 +162,7 @@ bool BlockAllocator::Shrink(int node, int64_t num_blocks) noexcept {
   Node& shrunk = *nodes_[static_cast<size_t>(node)];
   const int64_t end = capacity(node);
   if (num_blocks < 0 || num_blocks > end) return false;
+  shrunk.PassAllBack();
   const BlockId first = FirstBlockOf(node);
   for (int64_t i = end - num_blocks; i < end; ++i) {
     const auto block = static_cast<BlockId>(first + i);
@@ -146,6 +182,7 @@ bool BlockAllocator::Move(BlockId from, BlockId to) noexcept {
   Node& source = *nodes_[static_cast<size_t>(NodeOf(from))];
   Node& target = *nodes_[static_cast<size_t>(NodeOf(to))];
   if (!target.free.Erase(PositionOf(to))) return false;
+  target.PassAllBack();
   const uint64_t cached = state(from) == BlockState::kCached ? kOneCached : 0;
   Word(to).store(Word(from).load());
   Word(from).store(0);
@@ -171,40 +208,71 @@ int64_t BlockAllocator::HandOut(int node, const FreeSet::Members& members,
   return count;
 }
 
-// As many of the node's free blocks as there are, up to `out`'s size. The count
-// is lowered first: so there are always as many members as are owed, and each
-// caller finds its own.
+// The right to `wanted` of the node's free blocks, or to fewer, `least` of them
+// at least; 0 = there are not as many.
+int64_t BlockAllocator::Owe(Node* node, int64_t wanted,
+                            int64_t least) noexcept {
+  std::atomic<int64_t>& hand = node->OwnHand();
+  int64_t at_hand = hand.load(std::memory_order_relaxed);
+  while (at_hand >= wanted) {
+    if (hand.compare_exchange_weak(at_hand, at_hand - wanted)) return wanted;
+  }
+  return OweShared(node, wanted, least);
+}
+
+int64_t BlockAllocator::OweShared(Node* node, int64_t wanted,
+                                  int64_t least) noexcept {
+  const std::lock_guard lock(node->passing);
+  node->PassBack(&node->hands[ThreadSlot() % kThreadSlots]);
+  uint64_t counts = node->counts.load();
+  if (static_cast<int64_t>(counts % kOneCached) < wanted) {
+    node->PassAllBack();
+    counts = node->counts.load();
+  }
+  int64_t owed = 0;
+  int64_t more = 0;
+  do {
+    const auto free = static_cast<int64_t>(counts % kOneCached);
+    owed = std::min(wanted, free);
+    if (owed < least) return 0;
+    // Only where there is plenty: what is at hand to one thread costs others a
+    // visit to every hand.
+    const int64_t share =
+        (free - owed) / static_cast<int64_t>(4 * kThreadSlots);
+    more = std::min(kToHand, share);
+  } while (!node->counts.compare_exchange_weak(
+      counts, counts - static_cast<uint64_t>(owed + more)));
+  if (more > 0) node->OwnHand().fetch_add(more);
+  return owed;
+}
+
+// As many of the node's free blocks as there are, up to `out`'s size. What is
+// owed is taken from the numbers first, so each caller finds its own.
 int64_t BlockAllocator::TakeFromNode(int node,
                                      std::span<BlockId> out) noexcept {
   Node& source = *nodes_[static_cast<size_t>(node)];
   const auto wanted = static_cast<int64_t>(out.size());
   // With one node it is all or nothing, so that a refusal takes nothing away
   // from others even for a moment.
-  const int64_t least = num_nodes() == 1 ? wanted : 1;
-  uint64_t counts = source.counts.load();
-  int64_t owed = 0;
-  do {
-    const auto free = static_cast<int64_t>(counts % kOneCached);
-    owed = std::min(wanted, free);
-    if (owed < least) return 0;
-  } while (!source.counts.compare_exchange_weak(
-      counts, counts - static_cast<uint64_t>(owed)));
+  const int64_t owed = Owe(&source, wanted, num_nodes() == 1 ? wanted : 1);
 
-  const size_t slot = ThreadSlot() % kThreadSlots;
-  std::atomic<int>& calls_left = spread_[slot].calls_left;
-  const int left = calls_left.load(std::memory_order_relaxed);
-  if (left > 0) calls_left.store(left - 1, std::memory_order_relaxed);
+  Spread& spread = spread_[ThreadSlot() % kThreadSlots];
+  const int left = spread.calls_left.load(std::memory_order_relaxed);
+  if (left > 0) spread.calls_left.store(left - 1, std::memory_order_relaxed);
   int64_t taken = 0;
   while (taken < owed) {
     FreeSet::Members members;
     if (left > 0) {
-      const int64_t first = std::max<int64_t>(0, source.free.Min());
-      members = source.free.Take(
-          first + static_cast<int64_t>(slot) * kSpreadBlocks, owed - taken);
+      members = source.free.Take(spread.first.load(std::memory_order_relaxed),
+                                 owed - taken);
     }
     if (members.bits == 0) members = source.free.Take(0, owed - taken);
     if (members.contended) {
-      calls_left.store(kSpreadCalls, std::memory_order_relaxed);
+      const auto slot = static_cast<int64_t>(ThreadSlot() % kThreadSlots);
+      const int64_t lowest = std::max<int64_t>(0, source.free.Min());
+      spread.first.store(lowest + slot * kSpreadBlocks,
+                         std::memory_order_relaxed);
+      spread.calls_left.store(kSpreadCalls, std::memory_order_relaxed);
     }
     if (members.bits == 0) members = source.free.TakeSlow(owed - taken);
     taken += HandOut(node, members, &out[static_cast<size_t>(taken)]);
@@ -278,7 +346,7 @@ void BlockAllocator::Free(std::span<const BlockId> blocks) noexcept {
     Node& owner = *nodes_[static_cast<size_t>(node)];
     const int64_t word = PositionOf(blocks[i]) / 64;
     uint64_t bits = 0;
-    uint64_t count = 0;
+    int64_t count = 0;
     for (; i < blocks.size() && NodeOf(blocks[i]) == node; ++i) {
       VARLANE_DCHECK(Word(blocks[i]).load() == 0);
       const int64_t position = PositionOf(blocks[i]);
@@ -287,7 +355,10 @@ void BlockAllocator::Free(std::span<const BlockId> blocks) noexcept {
       ++count;
     }
     owner.free.InsertBits(word, bits);
-    owner.counts.fetch_add(count);
+    std::atomic<int64_t>& hand = owner.OwnHand();
+    if (hand.fetch_add(count) + count <= kMostAtHand) continue;
+    const std::lock_guard lock(owner.passing);
+    owner.PassBack(&owner.hands[ThreadSlot() % kThreadSlots], kToHand);
   }
 }
 
@@ -337,10 +408,36 @@ BlockState BlockAllocator::state(BlockId block) const noexcept {
 }
 
 BlockCounts BlockAllocator::counts(int node) const noexcept {
-  const uint64_t counts = nodes_[static_cast<size_t>(node)]->counts.load();
-  return {.capacity = capacity(node),
-          .free = static_cast<int64_t>(counts % kOneCached),
-          .cached = static_cast<int64_t>(counts / kOneCached)};
+  const Node& of = *nodes_[static_cast<size_t>(node)];
+  BlockCounts out = {.capacity = capacity(node)};
+  const std::lock_guard lock(of.passing);
+  const uint64_t counts = of.counts.load();
+  out.cached = static_cast<int64_t>(counts / kOneCached);
+  // A block that goes from hand to hand meanwhile may be seen in both.
+  out.free = std::min(static_cast<int64_t>(counts % kOneCached) + of.at_hand(),
+                      out.capacity - out.cached);
+  return out;
+}
+
+int64_t BlockAllocator::ReferencedBlocksAtMost() const noexcept {
+  int64_t sum = 0;
+  for (int node = 0; node < num_nodes(); ++node) {
+    Node& of = *nodes_[static_cast<size_t>(node)];
+    const uint64_t counts = of.counts.load();
+    sum += capacity(node) - static_cast<int64_t>(counts / kOneCached) -
+           static_cast<int64_t>(counts % kOneCached) -
+           of.OwnHand().load(std::memory_order_relaxed);
+  }
+  return sum;
+}
+
+int64_t BlockAllocator::FreeBlocksAtLeast() const noexcept {
+  int64_t sum = 0;
+  for (const std::unique_ptr<Node>& node : nodes_) {
+    sum += static_cast<int64_t>(node->counts.load() % kOneCached) +
+           node->OwnHand().load(std::memory_order_relaxed);
+  }
+  return sum;
 }
 
 BlockCounts BlockAllocator::counts() const noexcept {

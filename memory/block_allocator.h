@@ -67,8 +67,10 @@ struct BlockCounts {
 };
 
 // Threads: Grow, Shrink, Move and CheckInvariants need the allocator for
-//          themselves (KvPool locks everybody out); all else is lock-free and
-//          safe from any thread.
+//          themselves (KvPool locks everybody out); all else is safe from any
+//          thread. Threads have up to kMostAtHand free blocks of a node at hand
+//          (a number, not which ones), so that those who take and free meet
+//          nobody; passing some on takes a node's lock, once per many blocks.
 // Cost:    O(1) a block: at most six words are looked at, for any capacity, or
 //          all of the free set's where other threads took what was found.
 //          Blocks that are taken or freed together cost one atomic operation
@@ -163,7 +165,7 @@ class BlockAllocator {
   const std::atomic<int64_t>* capacities() const noexcept {
     return capacities_.data();
   }
-  // Of one node: consistent in itself. Of all: a sum over nodes.
+  // Beside other threads some free blocks may be missing for a moment.
   BlockCounts counts(int node) const noexcept;
   BlockCounts counts() const noexcept;
   int64_t capacity(int node) const noexcept {
@@ -172,6 +174,10 @@ class BlockAllocator {
   }
   int64_t capacity() const noexcept { return counts().capacity; }
   int64_t free_blocks() const noexcept { return counts().free; }
+  // Free blocks but those that other threads have at hand: cheaper to ask for.
+  int64_t FreeBlocksAtLeast() const noexcept;
+  // Referenced blocks and those that other threads have at hand; likewise.
+  int64_t ReferencedBlocksAtMost() const noexcept;
   int64_t cached_blocks() const noexcept { return counts().cached; }
   int64_t referenced_blocks() const noexcept { return counts().referenced(); }
   int64_t references() const noexcept { return references_.Sum(); }
@@ -198,6 +204,8 @@ class BlockAllocator {
   }
   int64_t PositionOf(BlockId block) const noexcept;
   BlockId BlockAt(int node, int64_t position) const noexcept;
+  static int64_t Owe(Node* node, int64_t wanted, int64_t least) noexcept;
+  static int64_t OweShared(Node* node, int64_t wanted, int64_t least) noexcept;
   int64_t TakeFromNode(int node, std::span<BlockId> out) noexcept;
   int64_t HandOut(int node, const FreeSet::Members& members,
                   BlockId* out) const noexcept;
@@ -214,9 +222,11 @@ class BlockAllocator {
   SpreadCounter references_;  // sum of the counts
 
   // Written and read by threads of one slot only, so relaxed: how many more of
-  // their calls keep away from the lowest blocks, after others were met there.
+  // their calls keep away from the lowest blocks, after others were met there,
+  // and where they look instead.
   struct alignas(64) Spread {
     std::atomic<int> calls_left{0};
+    std::atomic<int64_t> first{0};
   };
   std::array<Spread, kThreadSlots> spread_;
 };

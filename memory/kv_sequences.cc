@@ -59,7 +59,11 @@ KvPool::Impl::AppendPlan KvPool::Impl::PlanAppend(const KvSequence& seq,
   using Limit = Admission::Limit;
   Admission& admission = plan.admission;
   const int64_t needed = plan.growth.new_blocks + (plan.copies_tail ? 1 : 0);
-  const int64_t available = available_blocks();
+  // Where there is plenty, nobody has to be asked what they have at hand.
+  int64_t available = allocator_.FreeBlocksAtLeast() + evictable_blocks();
+  if (needed > available - options_.watermark_blocks) {
+    available = available_blocks();
+  }
   const int64_t quota = seq.tenant->quota();
   admission = {.needed_blocks = needed,
                .free_blocks = available,
@@ -216,8 +220,9 @@ int KvPool::Impl::HomeOf(const KvSequence& seq) const {
 }
 
 void KvPool::Impl::NotePeak() {
-  const int64_t referenced = allocator_.referenced_blocks();
   int64_t peak = peak_referenced_.load(std::memory_order_relaxed);
+  if (allocator_.ReferencedBlocksAtMost() <= peak) return;
+  const int64_t referenced = allocator_.referenced_blocks();
   while (referenced > peak &&
          !peak_referenced_.compare_exchange_weak(peak, referenced)) {
   }

@@ -89,7 +89,7 @@ struct Admission {
   Limit limit = Limit::kBlocks;
   int64_t needed_blocks = 0;
   int64_t free_blocks = 0;  // to be had at the moment of asking, cached blocks
-                            // included
+                            // included; where admitted, so many at least
   int64_t capacity_blocks = 0;
 
   bool admitted() const { return kind == Kind::kAdmitted; }
