@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/handover.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"
 #include "varlane/runtime.h"
@@ -120,7 +121,12 @@ RuntimeOptions On(tbb::task_arena* arena, int num_threads) {
   RuntimeOptions options;
   options.num_threads = num_threads;
   options.executor = [arena](std::function<void()> task) {
-    arena->enqueue(std::move(task));
+    static constexpr char kHandover = 0;
+    HandedOver(&kHandover);
+    arena->enqueue([task = std::move(task)] {
+      TakenOver(&kHandover);
+      task();
+    });
   };
   return options;
 }
