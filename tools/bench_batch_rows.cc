@@ -115,15 +115,8 @@ Status MeasureWindow(BenchSession* session, BenchRow* row) {
       {[&without] { return without->Run(); }}};
   VARLANE_TOOLS_ASSIGN(const auto samples,
                        Interleave(samplers, session->budget()));
-  std::vector<double> ratios;
-  for (size_t i = 0; i < samples.of[0].size(); ++i) {
-    ratios.push_back(samples.of[0][i] / samples.of[1][i]);
-  }
-  row->value = Median(samples.of[0]) * 1e6;
-  row->limit = Median(samples.of[1]) * 1e6;
-  row->best_ratio = samples.low[0] / samples.low[1];
   row->detail = "limit: a context of 1024, no window";
-  SetRatios(ratios, samples.disturbed, row);
+  SetPair(samples, false, row);
   return {};
 }
 

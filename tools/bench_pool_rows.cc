@@ -20,7 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kBlockTokens = 16;
 constexpr int64_t kForkedBlocks = 4096;
 // Eight threads on two cores take turns of some milliseconds: all of them must
 // get several in one go, or they would never meet. Less only where there is no
@@ -34,26 +33,13 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Blocks of 2 KiB: only what the pool keeps about them is touched.
-Result<std::unique_ptr<KvPool>> MakeSmallBlocks(Runtime* runtime,
-                                                int64_t num_blocks) {
-  return KvPool::Create({.layout = {.dtype = DType::kBF16,
-                                    .num_layers = 1,
-                                    .num_kv_heads = 1,
-                                    .head_size = 32,
-                                    .v_head_size = 32,
-                                    .block_size = kBlockTokens},
-                         .num_blocks = num_blocks},
-                        runtime);
-}
-
 // --- taking and giving back --------------------------------------------------
 
 // `count` times: a sequence gets `blocks` blocks and gives them back.
 Status TakeAndGive(KvPool* pool, SeqId seq, int64_t blocks, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     VARLANE_TOOLS_ASSIGN(const Admission admission,
-                         pool->Append(seq, blocks * kBlockTokens));
+                         pool->Append(seq, blocks * kSmallBlockTokens));
     if (!admission.admitted()) {
       return Fail(StatusCode::kInternal, "{} blocks were refused", blocks);
     }
@@ -96,7 +82,7 @@ Status MeasureTaking(BenchSession* session, int threads, int64_t blocks,
                      BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<KvPool> pool,
-      MakeSmallBlocks(session->runtime(), 4 * threads * blocks + 4096));
+      MakeSmallPool(session->runtime(), 4 * threads * blocks + 4096));
   const int64_t total = BlocksPerGo(*session);
   const auto sampler = [&](int count) {
     return Sampler{[&pool, count, blocks, total] {
@@ -149,10 +135,10 @@ double CountOnce(std::vector<std::atomic<uint32_t>>* counters,
 
 Status MeasureFork(BenchSession* session, double unit_seconds, BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<KvPool> pool,
-                       MakeSmallBlocks(session->runtime(), kForkedBlocks));
+                       MakeSmallPool(session->runtime(), kForkedBlocks));
   const SeqId seq = pool->CreateSequence();
   VARLANE_TOOLS_ASSIGN(const Admission admission,
-                       pool->Append(seq, kForkedBlocks * kBlockTokens));
+                       pool->Append(seq, kForkedBlocks * kSmallBlockTokens));
   if (!admission.admitted()) {
     return Fail(StatusCode::kInternal, "the sequence was refused");
   }

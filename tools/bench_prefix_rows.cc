@@ -27,7 +27,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Tokens = std::vector<int32_t>;
 
-constexpr int kBlockTokens = 16;
 // 32768 blocks in all: what is known of them does not fit a core's own cache.
 constexpr int kPrompts = 128;
 constexpr int kPromptBlocks = 256;
@@ -36,23 +35,9 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Blocks of 2 KiB: only what the pool keeps about them is touched.
-Result<std::unique_ptr<KvPool>> MakeCachedPool(Runtime* runtime,
-                                               int64_t num_blocks) {
-  return KvPool::Create({.layout = {.dtype = DType::kBF16,
-                                    .num_layers = 1,
-                                    .num_kv_heads = 1,
-                                    .head_size = 32,
-                                    .v_head_size = 32,
-                                    .block_size = kBlockTokens},
-                         .num_blocks = num_blocks,
-                         .prefix_cache = true},
-                        runtime);
-}
-
 // `blocks` blocks and the one token more that is never looked up.
 Tokens RandomPrompt(std::mt19937* random, int blocks) {
-  Tokens prompt(static_cast<size_t>(blocks) * kBlockTokens + 1);
+  Tokens prompt(static_cast<size_t>(blocks) * kSmallBlockTokens + 1);
   for (int32_t& token : prompt) token = static_cast<int32_t>((*random)() >> 1);
   return prompt;
 }
@@ -71,7 +56,7 @@ Result<SeqId> Compute(KvPool* pool, const Tokens& prompt, PrefixMatch* match) {
                        pool->Append(match->seq, std::ssize(rest)));
   if (!admission.admitted()) {
     return Fail(StatusCode::kInternal, "a prompt of {} blocks was refused",
-                prompt.size() / kBlockTokens);
+                prompt.size() / kSmallBlockTokens);
   }
   VARLANE_TOOLS_TRY(pool->CommitTokens(match->seq, match->tokens, rest));
   return match->seq;
@@ -84,8 +69,8 @@ class CachedPrompts {
  public:
   static Result<std::unique_ptr<CachedPrompts>> Create(Runtime* runtime) {
     std::unique_ptr<CachedPrompts> made(new CachedPrompts);
-    VARLANE_TOOLS_ASSIGN(made->pool_,
-                         MakeCachedPool(runtime, kPrompts * kPromptBlocks));
+    VARLANE_TOOLS_ASSIGN(
+        made->pool_, MakeSmallPool(runtime, kPrompts * kPromptBlocks, true));
     for (int i = 0; i < kPrompts; ++i) {
       made->prompts_.push_back(RandomPrompt(&made->random_, kPromptBlocks));
       PrefixMatch match;
@@ -122,13 +107,13 @@ class CachedPrompts {
   }
   // The tokens alone, block by block, at places just as far apart.
   Result<double> Compare() {
-    constexpr size_t kBytes = kBlockTokens * sizeof(int32_t);
+    constexpr size_t kBytes = kSmallBlockTokens * sizeof(int32_t);
     const Clock::time_point start = Clock::now();
     int64_t equal = 0;
     for (const Tokens& prompt : prompts_) {
       const Tokens& copy =
           *std::lower_bound(copies_.begin(), copies_.end(), prompt);
-      for (size_t i = 0; i + 1 < prompt.size(); i += kBlockTokens) {
+      for (size_t i = 0; i + 1 < prompt.size(); i += kSmallBlockTokens) {
         equal += std::memcmp(&prompt[i], &copy[i], kBytes) == 0;
       }
     }

@@ -234,4 +234,17 @@ Result<Samples> Interleave(std::span<const Sampler> samplers,
   return quiet;
 }
 
+void SetPair(const Samples& samples, bool is_speedup, BenchRow* row) {
+  const size_t above = is_speedup ? 1 : 0;
+  const size_t below = 1 - above;
+  std::vector<double> ratios;
+  for (size_t i = 0; i < samples.of[0].size(); ++i) {
+    ratios.push_back(samples.of[above][i] / samples.of[below][i]);
+  }
+  row->value = Median(samples.of[0]) * 1e6;
+  row->limit = Median(samples.of[1]) * 1e6;
+  row->best_ratio = samples.low[above] / samples.low[below];
+  SetRatios(ratios, samples.disturbed, row);
+}
+
 }  // namespace varlane::tools

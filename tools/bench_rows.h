@@ -89,6 +89,11 @@ struct Samples {
 Result<Samples> Interleave(std::span<const Sampler> samplers,
                            const SampleBudget& budget);
 
+// A row of two samplers that took turns: value and limit are their medians in
+// us, the ratio is that of first to second, round by round; `is_speedup` turns
+// it round.
+void SetPair(const Samples& samples, bool is_speedup, BenchRow* row);
+
 }  // namespace varlane::tools
 
 #endif  // VARLANE_TOOLS_BENCH_ROWS_H_

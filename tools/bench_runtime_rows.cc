@@ -211,14 +211,7 @@ Status MeasureSteps(BenchSession* session, const Heads& heads, int branches,
                                          {[&] { return steps->ByLaunches(); }}};
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
-  std::vector<double> ratios;
-  for (size_t i = 0; i < samples.of[0].size(); ++i) {
-    ratios.push_back(samples.of[1][i] / samples.of[0][i]);
-  }
-  row->value = Median(samples.of[0]) * 1e6;
-  row->limit = Median(samples.of[1]) * 1e6;
-  row->best_ratio = samples.low[1] / samples.low[0];
-  SetRatios(ratios, samples.disturbed, row);
+  SetPair(samples, true, row);
   return {};
 }
 
@@ -246,14 +239,7 @@ Status MeasureTracing(BenchSession* session, const bench::Shape& shape,
                                          {[&] { return work->Run(); }}};
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
-  std::vector<double> ratios;
-  for (size_t i = 0; i < samples.of[0].size(); ++i) {
-    ratios.push_back(samples.of[0][i] / samples.of[1][i]);
-  }
-  row->value = Median(samples.of[0]) * 1e6;
-  row->limit = Median(samples.of[1]) * 1e6;
-  row->best_ratio = samples.low[0] / samples.low[1];
-  SetRatios(ratios, samples.disturbed, row);
+  SetPair(samples, false, row);
   return {};
 }
 

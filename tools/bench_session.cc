@@ -145,4 +145,18 @@ Result<std::vector<int>> BenchSession::BestLoops(bench::Workload* work) {
   return std::vector<int>(candidates.begin(), candidates.begin() + 2);
 }
 
+Result<std::unique_ptr<KvPool>> MakeSmallPool(Runtime* runtime,
+                                              int64_t num_blocks,
+                                              bool prefix_cache) {
+  return KvPool::Create({.layout = {.dtype = DType::kBF16,
+                                    .num_layers = 1,
+                                    .num_kv_heads = 1,
+                                    .head_size = 32,
+                                    .v_head_size = 32,
+                                    .block_size = kSmallBlockTokens},
+                         .num_blocks = num_blocks,
+                         .prefix_cache = prefix_cache},
+                        runtime);
+}
+
 }  // namespace varlane::tools

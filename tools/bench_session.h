@@ -16,6 +16,7 @@
 #include "tools/benches.h"
 #include "tools/progress.h"
 #include "varlane/attention.h"
+#include "varlane/kv_pool.h"
 #include "varlane/limits.h"
 #include "varlane/runtime.h"
 
@@ -78,6 +79,13 @@ class BenchSession {
 
 // Copies of a shape that make `bytes` of K/V cold on every visit.
 int ColdCopies(int64_t bytes);
+
+// A pool for rows on bookkeeping: blocks of 2 KiB, so that only what the pool
+// keeps about them is touched.
+inline constexpr int kSmallBlockTokens = 16;
+Result<std::unique_ptr<KvPool>> MakeSmallPool(Runtime* runtime,
+                                              int64_t num_blocks,
+                                              bool prefix_cache = false);
 
 // --- the families of rows ----------------------------------------------------
 
