@@ -9,15 +9,18 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/math.h"
 
 namespace varlane {
 namespace {
 
+constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
 constexpr uint64_t kOneCached = uint64_t{1} << 32;  // beside kOneFree = 1
 
-// A thread that met another one at the lowest blocks takes its next few from
-// elsewhere: eight words on, another cache line of the free set.
-constexpr int kSpreadCalls = 256;
+// A thread beside which others take blocks keeps to a place of its own for so
+// many calls: eight words away from theirs, another cache line of the free set
+// and of all that stands there for a block.
+constexpr int64_t kSpreadCalls = 256;
 constexpr int64_t kSpreadBlocks = 512;
 
 // What a thread takes to hand beyond its need, and has at most.
@@ -79,6 +82,8 @@ struct alignas(64) BlockAllocator::Node {
 
 BlockAllocator::BlockAllocator(const Options& options)
     : options_(options),
+      per_node_(
+          static_cast<uint32_t>(std::max<int64_t>(1, options.blocks_per_node))),
       random_state_(options.seed),
       capacities_(static_cast<size_t>(options.num_nodes)),
       words_(static_cast<size_t>(options.num_nodes * options.blocks_per_node)) {
@@ -92,7 +97,7 @@ BlockAllocator::BlockAllocator(const Options& options)
 BlockAllocator::~BlockAllocator() = default;
 
 int64_t BlockAllocator::PositionOf(BlockId block) const noexcept {
-  const int64_t local = block % options_.blocks_per_node;
+  const int64_t local = IndexOf(block);
   if (!options_.shuffle) return local;
   const Node& node = *nodes_[static_cast<size_t>(NodeOf(block))];
   return node.position_of[static_cast<size_t>(local)];
@@ -246,6 +251,33 @@ int64_t BlockAllocator::OweShared(Node* node, int64_t wanted,
   return owed;
 }
 
+// The position from which the calling thread looks for blocks: 0, so that it
+// finds the lowest, unless others have taken some of late.
+int64_t BlockAllocator::PlaceOf(int node, Spread* spread) const noexcept {
+  const int64_t calls = spread->calls.load(kRelaxed) + 1;
+  spread->calls.store(calls, kRelaxed);
+  if (calls % kSpreadCalls == 0) {
+    int64_t others = -calls;
+    for (const Spread& each : spread_) others += each.calls.load(kRelaxed);
+    if (others == spread->others.load(kRelaxed)) {
+      spread->place.store(0, kRelaxed);
+    } else {
+      KeepApart(node, spread);
+      spread->others.store(others, kRelaxed);
+    }
+  }
+  return spread->place.load(kRelaxed);
+}
+
+// A place that no other slot has which sees the same lowest block.
+void BlockAllocator::KeepApart(int node, Spread* spread) const noexcept {
+  const FreeSet& free = nodes_[static_cast<size_t>(node)]->free;
+  const int64_t lowest = std::max<int64_t>(0, free.Min());
+  const int64_t slot = spread - spread_.data();
+  const int64_t place = RoundDown(lowest, kSpreadBlocks) + slot * kSpreadBlocks;
+  spread->place.store(place % std::max<int64_t>(1, capacity(node)), kRelaxed);
+}
+
 // As many of the node's free blocks as there are, up to `out`'s size. What is
 // owed is taken from the numbers first, so each caller finds its own.
 int64_t BlockAllocator::TakeFromNode(int node,
@@ -257,23 +289,13 @@ int64_t BlockAllocator::TakeFromNode(int node,
   const int64_t owed = Owe(&source, wanted, num_nodes() == 1 ? wanted : 1);
 
   Spread& spread = spread_[ThreadSlot() % kThreadSlots];
-  const int left = spread.calls_left.load(std::memory_order_relaxed);
-  if (left > 0) spread.calls_left.store(left - 1, std::memory_order_relaxed);
+  const int64_t place = PlaceOf(node, &spread);
   int64_t taken = 0;
   while (taken < owed) {
     FreeSet::Members members;
-    if (left > 0) {
-      members = source.free.Take(spread.first.load(std::memory_order_relaxed),
-                                 owed - taken);
-    }
+    if (place > 0) members = source.free.Take(place, owed - taken);
     if (members.bits == 0) members = source.free.Take(0, owed - taken);
-    if (members.contended) {
-      const auto slot = static_cast<int64_t>(ThreadSlot() % kThreadSlots);
-      const int64_t lowest = std::max<int64_t>(0, source.free.Min());
-      spread.first.store(lowest + slot * kSpreadBlocks,
-                         std::memory_order_relaxed);
-      spread.calls_left.store(kSpreadCalls, std::memory_order_relaxed);
-    }
+    if (members.contended) KeepApart(node, &spread);
     if (members.bits == 0) members = source.free.TakeSlow(owed - taken);
     taken += HandOut(node, members, &out[static_cast<size_t>(taken)]);
   }

@@ -147,10 +147,13 @@ class BlockAllocator {
   BlockState state(BlockId block) const noexcept;
   bool IsBlock(BlockId block) const noexcept {
     return block >= 0 && block < max_blocks() &&
-           block % options_.blocks_per_node < capacity(NodeOf(block));
+           IndexOf(block) < capacity(NodeOf(block));
   }
+  // Requires: block >= 0.
   int NodeOf(BlockId block) const noexcept {
-    return static_cast<int>(block / options_.blocks_per_node);
+    return options_.num_nodes == 1
+               ? 0
+               : static_cast<int>(static_cast<uint32_t>(block) / per_node_);
   }
   BlockId FirstBlockOf(int node) const noexcept {
     return static_cast<BlockId>(node * options_.blocks_per_node);
@@ -172,7 +175,11 @@ class BlockAllocator {
     return capacities_[static_cast<size_t>(node)].load(
         std::memory_order_acquire);
   }
-  int64_t capacity() const noexcept { return counts().capacity; }
+  int64_t capacity() const noexcept {
+    int64_t sum = 0;
+    for (int node = 0; node < num_nodes(); ++node) sum += capacity(node);
+    return sum;
+  }
   int64_t free_blocks() const noexcept { return counts().free; }
   // Free blocks but those that other threads have at hand: cheaper to ask for.
   int64_t FreeBlocksAtLeast() const noexcept;
@@ -192,6 +199,7 @@ class BlockAllocator {
 
  private:
   struct Node;
+  struct Spread;
 
   static constexpr uint32_t kKept = uint32_t{1} << 31;
   static constexpr uint32_t kCountMask = kKept - 1;
@@ -202,10 +210,17 @@ class BlockAllocator {
   std::atomic<uint32_t>& Word(BlockId block) const noexcept {
     return words_[static_cast<size_t>(block)];
   }
+  // Of its node's blocks. 32 bits: the division is on every path.
+  int64_t IndexOf(BlockId block) const noexcept {
+    const auto id = static_cast<uint32_t>(block);
+    return options_.num_nodes == 1 ? id : id % per_node_;
+  }
   int64_t PositionOf(BlockId block) const noexcept;
   BlockId BlockAt(int node, int64_t position) const noexcept;
   static int64_t Owe(Node* node, int64_t wanted, int64_t least) noexcept;
   static int64_t OweShared(Node* node, int64_t wanted, int64_t least) noexcept;
+  int64_t PlaceOf(int node, Spread* spread) const noexcept;
+  void KeepApart(int node, Spread* spread) const noexcept;
   int64_t TakeFromNode(int node, std::span<BlockId> out) noexcept;
   int64_t HandOut(int node, const FreeSet::Members& members,
                   BlockId* out) const noexcept;
@@ -214,6 +229,7 @@ class BlockAllocator {
   Status CheckNode(int node, int64_t* references) const;
 
   const Options options_;
+  const uint32_t per_node_;  // blocks_per_node, at least 1
   uint64_t random_state_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::atomic<int64_t>> capacities_;  // [num_nodes]
@@ -221,12 +237,12 @@ class BlockAllocator {
   mutable std::vector<std::atomic<uint32_t>> words_;
   SpreadCounter references_;  // sum of the counts
 
-  // Written and read by threads of one slot only, so relaxed: how many more of
-  // their calls keep away from the lowest blocks, after others were met there,
-  // and where they look instead.
+  // What the threads of a slot do about others beside them. Counts of calls
+  // are read by those others too, now and then.
   struct alignas(64) Spread {
-    std::atomic<int> calls_left{0};
-    std::atomic<int64_t> first{0};
+    std::atomic<int64_t> calls{0};
+    std::atomic<int64_t> others{0};  // calls of all other slots, when last seen
+    std::atomic<int64_t> place{0};   // where it looks for blocks first
   };
   std::array<Spread, kThreadSlots> spread_;
 };

@@ -21,7 +21,8 @@ KvPoolStats KvPool::Impl::stats() const {
   stats.cached_blocks = counts.cached;
   stats.referenced_blocks = counts.referenced();
   stats.references = allocator_.references();
-  stats.peak_referenced_blocks = peak_referenced_.load();
+  stats.peak_referenced_blocks =
+      std::max(peak_referenced_.load(), counts.referenced());
   stats.sequences = num_sequences_.Sum();
   stats.outstanding_steps = outstanding_steps_;
   stats.cow_copies = cow_copies_.Sum();

@@ -18,6 +18,7 @@
 #ifndef VARLANE_MEMORY_KV_POOL_IMPL_H_
 #define VARLANE_MEMORY_KV_POOL_IMPL_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -191,6 +192,11 @@ class KvPool::Impl {
   // Read by anyone.
   std::atomic<uint64_t> generation_{0};
   std::atomic<int64_t> peak_referenced_{0};
+  // How many looks for a new peak the threads of a slot may still leave out.
+  struct alignas(64) PeakSkips {
+    std::atomic<int> left{0};
+  };
+  std::array<PeakSkips, kThreadSlots> peak_skips_;
   std::atomic<int64_t> compactions_{0};
   std::atomic<int64_t> moved_blocks_{0};
   SpreadCounter num_sequences_;

@@ -18,6 +18,8 @@ namespace {
 // between. After that they are simply too many.
 constexpr int kAttempts = 64;
 
+constexpr int kPeakSkips = 63;
+
 }  // namespace
 
 SeqId KvPool::Impl::CreateSequence(const SequenceOptions& options) try {
@@ -219,10 +221,19 @@ int KvPool::Impl::HomeOf(const KvSequence& seq) const {
   return blocks.empty() ? EmptiestNode() : allocator_.NodeOf(blocks.back());
 }
 
+// Beside others the bound is no proof, and to ask them what they have at hand
+// is to wait for them: who finds nothing new asks less often for a while.
 void KvPool::Impl::NotePeak() {
   int64_t peak = peak_referenced_.load(std::memory_order_relaxed);
   if (allocator_.ReferencedBlocksAtMost() <= peak) return;
+  std::atomic<int>& skips = peak_skips_[ThreadSlot() % kThreadSlots].left;
+  const int left = skips.load(std::memory_order_relaxed);
+  if (left > 0) {
+    skips.store(left - 1, std::memory_order_relaxed);
+    return;
+  }
   const int64_t referenced = allocator_.referenced_blocks();
+  if (referenced <= peak) skips.store(kPeakSkips, std::memory_order_relaxed);
   while (referenced > peak &&
          !peak_referenced_.compare_exchange_weak(peak, referenced)) {
   }

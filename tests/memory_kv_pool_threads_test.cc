@@ -298,6 +298,7 @@ void ResizeOnce(KvPool* pool, Office* office, int64_t round, Resizes* resizes) {
 TEST(KvPoolThreadsTest, SequencesChangeHandsWhileBlocksMove) {
   constexpr int kSteps = testing::Operations(100'000, 5'000);
   constexpr int64_t kMoves = testing::Operations(5'000, 300);
+  constexpr int kShrinks = 10;
   const auto runtime = MakeRuntime();
   auto pool = KvPool::Create({.layout = testing::kModelLayout,
                               .num_blocks = 600,
@@ -325,9 +326,13 @@ TEST(KvPoolThreadsTest, SequencesChangeHandsWhileBlocksMove) {
   Resizes resizes;
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  for (int64_t round = 0; (steps.load() < kSteps || resizes.moved < kMoves) &&
-                          std::chrono::steady_clock::now() < deadline &&
-                          !::testing::Test::HasFailure();
+  const auto has_enough = [&] {
+    return steps.load() >= kSteps && resizes.moved >= kMoves &&
+           resizes.shrinks > kShrinks;
+  };
+  for (int64_t round = 0;
+       !has_enough() && std::chrono::steady_clock::now() < deadline &&
+       !::testing::Test::HasFailure();
        ++round) {
     ResizeOnce(pool->get(), &office, round, &resizes);
     std::this_thread::yield();
@@ -347,7 +352,7 @@ TEST(KvPoolThreadsTest, SequencesChangeHandsWhileBlocksMove) {
   // Many steps find an empty box, more of them the busier the machine.
   EXPECT_GT(foreign.load(), testing::Operations(1'000, 100));
   EXPECT_GE(resizes.moved, kMoves);
-  EXPECT_GT(resizes.shrinks, 10);
+  EXPECT_GT(resizes.shrinks, kShrinks);
   for (Mailbox& box : office.boxes) {
     for (Parcel parcel; box.Take(&parcel);) {
       VARLANE_EXPECT_OK((*pool)->Free(parcel.seq));

@@ -102,6 +102,8 @@ struct KvPoolStats {
   int64_t cached_blocks = 0;      // now: found again, or evicted
   int64_t referenced_blocks = 0;  // now: distinct blocks in at least one table
   int64_t references = 0;         // now: table entries
+  // The most at once. Threads that take blocks at once look for it every 64
+  // times only, so one that they had for microseconds may be missing.
   int64_t peak_referenced_blocks = 0;
   int64_t sequences = 0;          // now
   int64_t outstanding_steps = 0;  // now
