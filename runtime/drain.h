@@ -87,16 +87,54 @@ struct TracedBody {
   }
 };
 
-// The time after a claim's last body.
+// Tells cheap claims, and looks at the deadline between claims.
 template <typename Body>
-LaunchState::Clock::time_point TimeAfter(const Body&) noexcept {
-  return LaunchState::Clock::now();
-}
+class ClaimTimer {
+ public:
+  using Clock = LaunchState::Clock;
+
+  explicit ClaimTimer(const Body&) noexcept : before_(Clock::now()) {}
+
+  void CheckDeadline(LaunchState* state) const noexcept {
+    state->CheckDeadline(before_);
+  }
+  // Of what ran since the last call.
+  bool WasCheap() noexcept {
+    const Clock::time_point after = Clock::now();
+    const bool is_cheap = after - before_ < kCheapClaim;
+    before_ = after;
+    return is_cheap;
+  }
+
+ private:
+  Clock::time_point before_;
+};
+
+// By the times that are recorded anyway.
 template <typename Body>
-LaunchState::Clock::time_point TimeAfter(
-    const TracedBody<Body>& traced) noexcept {
-  return traced.recorder->TimeAfter();
-}
+class ClaimTimer<TracedBody<Body>> {
+ public:
+  explicit ClaimTimer(const TracedBody<Body>& body) noexcept
+      : recorder_(body.recorder),
+        cheap_ticks_(recorder_->TicksIn(kCheapClaim)),
+        before_(recorder_->TimeAfter()) {}
+
+  void CheckDeadline(LaunchState* state) const noexcept {
+    if (!state->has_deadline()) return;
+    state->CheckDeadline(LaunchState::Clock::now());
+  }
+  bool WasCheap() noexcept {
+    const int64_t after = recorder_->TimeAfter();
+    const bool is_cheap = after - before_ < cheap_ticks_;
+    before_ = after;
+    return is_cheap;
+  }
+
+ private:
+  TraceRecorder* recorder_;
+  int64_t cheap_ticks_;
+  int64_t before_;
+};
 
 // Runs one claim; false once the launch is cancelled.
 template <typename Body>
@@ -124,21 +162,18 @@ bool RunClaim(const Drainer& drainer, IndexRange claim,
 template <bool kSteals = false, typename Body>
 bool DrainRange(const Drainer& drainer, SharedRange* range,
                 const Body& body) noexcept {
-  using Clock = LaunchState::Clock;
   int64_t grain = 1;
-  Clock::time_point before = Clock::now();
+  ClaimTimer<Body> timer(body);
   while (true) {
     if constexpr (kSteals) {
       if (!range->IsWorthStealing()) return true;
     }
     const IndexRange claim = range->Claim(grain, drainer.sharers);
     if (claim.begin == claim.end) return true;
-    drainer.state->CheckDeadline(before);
+    timer.CheckDeadline(drainer.state);
     if (!RunClaim(drainer, claim, body)) return false;
     if (drainer.IsWantedElsewhere()) return false;
-    const Clock::time_point after = TimeAfter(body);
-    grain = after - before < kCheapClaim ? std::min(grain * 2, kMaxGrain) : 1;
-    before = after;
+    grain = timer.WasCheap() ? std::min(grain * 2, kMaxGrain) : 1;
   }
 }
 

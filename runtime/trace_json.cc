@@ -80,22 +80,11 @@ class Tracks {
 };
 
 std::string ArgsOf(const Slice& slice) {
-  switch (slice.kind) {
-    case SliceKind::kCounter: {
-      const auto value = std::bit_cast<double>(slice.note.bytes);
-      char text[40];
-      std::snprintf(text, sizeof(text), "%.9g",
-                    std::isfinite(value) ? value : 0.0);
-      return StrCat("\"value\":", text);
-    }
-    case SliceKind::kLaunch:
-      return StrCat("\"threadgroups\":", slice.index,
-                    ",\"surplus\":", slice.note.sequence,
-                    ",\"bytes\":", slice.note.bytes);
-    case SliceKind::kHost:
-      return {};
-    case SliceKind::kThreadgroup:
-      break;
+  if (slice.kind == SliceKind::kHost) return {};
+  if (slice.kind == SliceKind::kLaunch) {
+    return StrCat("\"threadgroups\":", slice.index,
+                  ",\"surplus\":", slice.note.sequence,
+                  ",\"bytes\":", slice.note.bytes);
   }
   std::string args = StrCat("\"threadgroup\":", slice.index);
   const TraceNote& note = slice.note;
@@ -118,40 +107,119 @@ const char* CategoryOf(SliceKind kind) {
     case SliceKind::kHost:
       return "host";
     case SliceKind::kCounter:
+    case SliceKind::kReadRate:
       return "counter";
   }
   return "?";
 }
 
+// What reads at the same time adds up: launches of several callers, and nodes
+// of a graph, overlap.
+class ReadRates {
+ public:
+  void Add(int64_t begin_ns, int64_t end_ns, int64_t bytes) {
+    if (end_ns <= begin_ns) return;
+    const double rate =
+        static_cast<double>(bytes) / static_cast<double>(end_ns - begin_ns);
+    Step& up = steps_[begin_ns];
+    up.rate += rate;
+    ++up.readers;
+    Step& down = steps_[end_ns];
+    down.rate -= rate;
+    --down.readers;
+  }
+
+  // Calls point(ns, rate), in bytes per ns, wherever it changes, in order.
+  template <typename Point>
+  void ForEach(const Point& point) const {
+    Step sum;
+    for (const auto& [ns, step] : steps_) {
+      sum.rate += step.rate;
+      sum.readers += step.readers;
+      if (sum.readers == 0) sum.rate = 0;  // but for rounding
+      point(ns, sum.rate);
+    }
+  }
+
+ private:
+  struct Step {
+    double rate = 0;
+    int readers = 0;
+  };
+  std::map<int64_t, Step> steps_;
+};
+
+// Puts the events together.
+class Writer {
+ public:
+  Writer(const TraceClock& clock, const std::vector<std::string>& names)
+      : ns_per_tick_(clock.NsPerTick()) {
+    for (const std::string& name : names) names_.push_back(Quoted(name));
+    json_ =
+        StrCat("{\"displayTimeUnit\":\"ns\",\"otherData\":{\"clock\":\"",
+               clock.uses_counter() ? "time stamp counter" : "steady_clock",
+               "\"},\"traceEvents\":[\n"
+               "{\"ph\":\"M\",\"pid\":1,\"tid\":0,\"name\":\"process_name\","
+               "\"args\":{\"name\":\"varlane\"}}");
+  }
+
+  void Add(const Slice& slice, size_t ring) {
+    const int64_t begin = NsOf(slice.begin);
+    const int64_t end = NsOf(slice.end);
+    if (slice.kind == SliceKind::kReadRate) {
+      read_rates_.Add(begin, end, slice.note.bytes);
+      return;
+    }
+    if (slice.kind == SliceKind::kCounter) {
+      return AddPoint(begin, names_[slice.name],
+                      std::bit_cast<double>(slice.note.bytes));
+    }
+    json_ += StrCat(
+        ",\n{\"ph\":\"X\",\"pid\":1,\"tid\":", tracks_.Of(slice.worker, ring),
+        ",\"ts\":", Micros(begin), ",\"dur\":", Micros(end - begin),
+        ",\"cat\":\"", CategoryOf(slice.kind),
+        "\",\"name\":", names_[slice.name], ",\"args\":{", ArgsOf(slice), "}}");
+  }
+
+  std::string Finish() {
+    read_rates_.ForEach([this](int64_t ns, double rate) {
+      AddPoint(ns, names_[Tracer::Impl::kReadRateName], rate);
+    });
+    return std::move(json_) + tracks_.Names() + "\n]}\n";
+  }
+
+ private:
+  int64_t NsOf(int64_t ticks) const {
+    return std::llround(static_cast<double>(ticks) * ns_per_tick_);
+  }
+
+  void AddPoint(int64_t ns, const std::string& name, double value) {
+    char text[40];
+    std::snprintf(text, sizeof(text), "%.9g",
+                  std::isfinite(value) ? value : 0.0);
+    json_ += StrCat(",\n{\"ph\":\"C\",\"pid\":1,\"tid\":0,\"ts\":", Micros(ns),
+                    ",\"cat\":\"", CategoryOf(SliceKind::kCounter),
+                    "\",\"name\":", name, ",\"args\":{\"value\":", text, "}}");
+  }
+
+  double ns_per_tick_;
+  std::vector<std::string> names_;  // quoted
+  Tracks tracks_;
+  ReadRates read_rates_;
+  std::string json_;
+};
+
 }  // namespace
 
 std::string Tracer::Impl::ToJson() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::string> names;
-  for (const std::string& name : names_) names.push_back(Quoted(name));
-  Tracks tracks;
-  std::string json =
-      "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
-      "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\","
-      "\"args\":{\"name\":\"varlane\"}}";
+  Writer writer(clock_, names_);
   for (size_t ring = 0; ring < rings_.size(); ++ring) {
     std::vector<Slice> slices;
     rings_[ring]->Read(&slices);
-    for (const Slice& slice : slices) {
-      const bool is_counter = slice.kind == SliceKind::kCounter;
-      json += StrCat(",\n{\"ph\":\"", is_counter ? "C" : "X",
-                     "\",\"pid\":1,\"tid\":",
-                     is_counter ? 0 : tracks.Of(slice.worker, ring),
-                     ",\"ts\":", Micros(slice.begin_ns));
-      if (!is_counter) {
-        json += StrCat(",\"dur\":", Micros(slice.end_ns - slice.begin_ns));
-      }
-      json += StrCat(",\"cat\":\"", CategoryOf(slice.kind),
-                     "\",\"name\":", names[slice.name], ",\"args\":{",
-                     ArgsOf(slice), "}}");
-    }
+    for (const Slice& slice : slices) writer.Add(slice, ring);
   }
-  return json + tracks.Names() + "\n]}\n";
+  return writer.Finish();
 }
 
 Tracer::Tracer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -176,7 +244,7 @@ void Tracer::Counter(std::string_view name, double value) noexcept {
   Slice slice;
   slice.kind = SliceKind::kCounter;
   slice.name = impl_->Intern(name);
-  slice.begin_ns = slice.end_ns = impl_->Now();
+  slice.begin = slice.end = impl_->clock().Now();
   slice.note.bytes = std::bit_cast<int64_t>(value);
   ring->Push(slice);
 }

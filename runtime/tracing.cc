@@ -26,8 +26,8 @@ uint32_t High(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
 
 std::array<uint64_t, TraceRing::kWords> ToWords(const Slice& slice) {
   const auto u32 = [](int32_t value) { return static_cast<uint32_t>(value); };
-  return {static_cast<uint64_t>(slice.begin_ns),
-          static_cast<uint64_t>(slice.end_ns),
+  return {static_cast<uint64_t>(slice.begin),
+          static_cast<uint64_t>(slice.end),
           Pack(uint32_t{slice.name} | static_cast<uint32_t>(slice.kind) << 16,
                u32(slice.worker)),
           static_cast<uint64_t>(slice.index),
@@ -39,8 +39,8 @@ std::array<uint64_t, TraceRing::kWords> ToWords(const Slice& slice) {
 
 Slice FromWords(const std::array<uint64_t, TraceRing::kWords>& words) {
   Slice slice;
-  slice.begin_ns = static_cast<int64_t>(words[0]);
-  slice.end_ns = static_cast<int64_t>(words[1]);
+  slice.begin = static_cast<int64_t>(words[0]);
+  slice.end = static_cast<int64_t>(words[1]);
   slice.name = static_cast<uint16_t>(words[2]);
   slice.kind = static_cast<SliceKind>(Low(words[2]) >> 16);
   slice.worker = static_cast<int32_t>(High(words[2]));
@@ -67,13 +67,14 @@ void TraceRing::Push(const Slice& slice) noexcept {
   const uint64_t at = tail_.load(std::memory_order_relaxed);
   head_.store(at + 1, std::memory_order_relaxed);
   const auto words = ToWords(slice);
-  Words& slot = slots_[at % num_slices_];
+  Words& slot = slots_[next_slot_];
   for (size_t i = 0; i < kWords; ++i) {
     slot.word[i].store(words[i], std::memory_order_release);
   }
   tail_.store(at + 1, std::memory_order_release);
+  if (++next_slot_ == num_slices_) next_slot_ = 0;
   // The ring is larger than caches: the next slot is there by the next push.
-  __builtin_prefetch(&slots_[(at + 1) % num_slices_], 1);
+  __builtin_prefetch(&slots_[next_slot_], 1);
 }
 
 void TraceRing::Read(std::vector<Slice>* slices) const {
@@ -108,7 +109,9 @@ Tracer::Impl::Impl(const TraceOptions& options)
         return next.fetch_add(1, std::memory_order_relaxed);
       }()),
       slices_per_thread_(options.slices_per_thread),
-      names_(1, "?") {}
+      names_(1, "?") {
+  names_.emplace_back("read GB/s");
+}
 
 TraceRing* Tracer::Impl::Ring() noexcept {
   if (cached_ring.tracer == id_) return cached_ring.ring;
@@ -155,7 +158,7 @@ void LaunchTrace::Begin(Tracer::Impl* with,
   name = with->Intern(launch_name.empty() ? "launch" : launch_name);
   bytes.store(0, std::memory_order_relaxed);
   surplus.store(0, std::memory_order_relaxed);
-  begin_ns = with->Now();
+  begin = with->clock().Now();
 }
 
 void LaunchTrace::EndLaunch(int worker, int64_t num_threadgroups) noexcept {
@@ -163,8 +166,8 @@ void LaunchTrace::EndLaunch(int worker, int64_t num_threadgroups) noexcept {
   TraceRing* const ring = tracer->Ring();
   if (ring == nullptr) return;
   Slice slice;
-  slice.begin_ns = begin_ns;
-  slice.end_ns = tracer->Now();
+  slice.begin = begin;
+  slice.end = std::max(begin, tracer->clock().Now());
   slice.name = name;
   slice.kind = SliceKind::kLaunch;
   slice.worker = worker;
@@ -174,29 +177,26 @@ void LaunchTrace::EndLaunch(int worker, int64_t num_threadgroups) noexcept {
   ring->Push(slice);
 }
 
-// A step up where the launch began and down to zero where it ended.
 void LaunchTrace::CountBandwidth() noexcept {
   const int64_t read = bytes.load(std::memory_order_relaxed);
   TraceRing* const ring = tracer->Ring();
-  const int64_t now = tracer->Now();
-  if (read == 0 || ring == nullptr || now <= begin_ns) return;
+  if (read == 0 || ring == nullptr) return;
   Slice slice;
-  slice.kind = SliceKind::kCounter;
-  slice.name = tracer->Intern("read GB/s");
-  slice.begin_ns = slice.end_ns = begin_ns;
-  slice.note.bytes = std::bit_cast<int64_t>(
-      static_cast<double>(read) / static_cast<double>(now - begin_ns));
-  ring->Push(slice);
-  slice.begin_ns = slice.end_ns = now;
-  slice.note.bytes = std::bit_cast<int64_t>(0.0);
+  slice.kind = SliceKind::kReadRate;
+  slice.name = Tracer::Impl::kReadRateName;
+  slice.begin = begin;
+  slice.end = tracer->clock().Now();
+  slice.note.bytes = read;
   ring->Push(slice);
 }
 
 TraceRecorder::TraceRecorder(LaunchTrace* launch, int worker) noexcept
-    : launch_(launch),
-      ring_(launch->tracer->Ring()),
+    : ring_(launch->tracer->Ring()),
+      clock_(launch->tracer->clock()),
+      last_(clock_.Now()),
+      name_(launch->name),
       worker_(worker),
-      last_ns_(launch->tracer->Now()),
+      launch_(launch),
       outer_(innermost_recorder) {
   innermost_recorder = this;
 }
@@ -216,13 +216,13 @@ void TraceRecorder::End(int64_t index) noexcept {
     return;
   }
   bytes_ += note_.bytes;
-  const int64_t begin_ns = last_ns_;
-  last_ns_ = launch_->tracer->Now();
+  const int64_t begin = last_;
+  last_ = std::max(begin, clock_.Now());
   if (ring_ == nullptr) return;
   Slice slice;
-  slice.begin_ns = begin_ns;
-  slice.end_ns = last_ns_;
-  slice.name = launch_->name;
+  slice.begin = begin;
+  slice.end = last_;
+  slice.name = name_;
   slice.worker = worker_;
   slice.index = index;
   slice.note = note_;
@@ -239,7 +239,7 @@ void Threadgroup::MarkSurplus() const noexcept {
 
 TraceScope::TraceScope(const LaunchTrace& launch, int worker) noexcept
     : launch_(launch), worker_(worker) {
-  if (launch.tracer != nullptr) begin_ns_ = launch.tracer->Now();
+  if (launch.tracer != nullptr) begin_ = launch.tracer->clock().Now();
 }
 
 TraceScope::~TraceScope() {
@@ -247,8 +247,8 @@ TraceScope::~TraceScope() {
   TraceRing* const ring = launch_.tracer->Ring();
   if (ring == nullptr) return;
   Slice slice;
-  slice.begin_ns = begin_ns_;
-  slice.end_ns = launch_.tracer->Now();
+  slice.begin = begin_;
+  slice.end = std::max(begin_, launch_.tracer->clock().Now());
   slice.name = launch_.name;
   slice.kind = SliceKind::kHost;
   slice.worker = worker_;

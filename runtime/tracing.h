@@ -8,6 +8,7 @@
 #ifndef VARLANE_RUNTIME_TRACING_H_
 #define VARLANE_RUNTIME_TRACING_H_
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -19,23 +20,29 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/trace_clock.h"
 #include "varlane/runtime.h"
 #include "varlane/trace.h"
 
 namespace varlane {
 
-enum class SliceKind : uint8_t { kThreadgroup, kLaunch, kHost, kCounter };
+enum class SliceKind : uint8_t {
+  kThreadgroup,
+  kLaunch,
+  kHost,
+  kCounter,   // a point: its value is bit-cast to note.bytes
+  kReadRate,  // note.bytes over the time from begin to end
+};
 
 struct Slice {
-  int64_t begin_ns = 0;  // since the tracer was made
-  int64_t end_ns = 0;
+  int64_t begin = 0;  // ticks of the tracer's clock
+  int64_t end = 0;
   uint16_t name = 0;  // Tracer::Impl::Intern
   SliceKind kind = SliceKind::kThreadgroup;
   int32_t worker = 0;
   int64_t index = 0;  // threadgroup; of a launch: how many
   TraceNote note;
-  // A launch's note.sequence counts its surplus threadgroups; a counter's value
-  // is bit-cast to note.bytes.
+  // A launch's note.sequence counts its surplus threadgroups.
 };
 
 class TraceRing {
@@ -58,24 +65,22 @@ class TraceRing {
   struct alignas(64) Words {
     std::array<std::atomic<uint64_t>, kWords> word;
   };
-  size_t num_slices_;
+  // One line: a body has driven all of this from the nearest cache by the next
+  // push.
+  alignas(64) size_t num_slices_;
   std::unique_ptr<Words[]> slots_;  // [num_slices_]
+  size_t next_slot_ = 0;            // of the writer, who need not divide
   std::atomic<uint64_t> head_ = 0;  // slices ever begun to be written
   std::atomic<uint64_t> tail_ = 0;  // slices ever complete
 };
 
 class Tracer::Impl {
  public:
+  static constexpr uint16_t kReadRateName = 1;
+
   explicit Impl(const TraceOptions& options);
 
-  std::chrono::steady_clock::time_point TimeOf(int64_t ns) const noexcept {
-    return start_ + std::chrono::nanoseconds(ns);
-  }
-  int64_t Now() const noexcept {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(
-               std::chrono::steady_clock::now() - start_)
-        .count();
-  }
+  const TraceClock& clock() const noexcept { return clock_; }
   // The calling thread's ring, made on first use; null when memory is short.
   TraceRing* Ring() noexcept;
   // A number for `name`, the same for the same name; 0 ("?") when there is no
@@ -88,8 +93,7 @@ class Tracer::Impl {
  private:
   const uint64_t id_;  // no other tracer of the process has it
   const size_t slices_per_thread_;
-  const std::chrono::steady_clock::time_point start_ =
-      std::chrono::steady_clock::now();
+  const TraceClock clock_;
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::vector<std::unique_ptr<TraceRing>> rings_;
@@ -100,7 +104,7 @@ class Tracer::Impl {
 struct LaunchTrace {
   Tracer::Impl* tracer = nullptr;  // null: not traced
   uint16_t name = 0;
-  int64_t begin_ns = 0;
+  int64_t begin = 0;  // ticks
   std::atomic<int64_t> bytes = 0;
   std::atomic<int64_t> surplus = 0;
 
@@ -124,24 +128,31 @@ class TraceRecorder {
   }
   void End(int64_t index) noexcept;
 
-  // The time after the last End. Known already, unless that was surplus: clocks
-  // cost as much as the rest of a slice.
-  std::chrono::steady_clock::time_point TimeAfter() const noexcept {
-    return is_timed_ ? launch_->tracer->TimeOf(last_ns_)
-                     : std::chrono::steady_clock::now();
+  // The time after the last End, in ticks. Known already, unless that was
+  // surplus; what comes next begins then.
+  int64_t TimeAfter() noexcept {
+    if (!is_timed_) last_ = std::max(last_, clock_.Now());
+    is_timed_ = true;
+    return last_;
+  }
+  int64_t TicksIn(std::chrono::nanoseconds time) const noexcept {
+    return clock_.TicksIn(time);
   }
 
  private:
   friend class Threadgroup;
-  LaunchTrace* launch_;
-  TraceRing* ring_;
+  // What an End needs is in two lines of its own.
+  alignas(64) TraceRing* ring_;  // null where memory was short
+  const TraceClock clock_;
+  int64_t last_;  // where the next slice begins
+  uint16_t name_;
+  bool is_surplus_ = false;
+  bool is_timed_ = true;  // last_ is the time after the last End
   int worker_;
-  int64_t last_ns_;
+  TraceNote note_;
   int64_t bytes_ = 0;
   int64_t surplus_ = 0;
-  bool is_surplus_ = false;
-  bool is_timed_ = false;
-  TraceNote note_;
+  LaunchTrace* launch_;
   TraceRecorder* outer_;  // of the thread, around this one
 };
 
@@ -156,7 +167,7 @@ class TraceScope {
  private:
   const LaunchTrace& launch_;
   int worker_;
-  int64_t begin_ns_ = 0;
+  int64_t begin_ = 0;
 };
 
 }  // namespace varlane

@@ -8,9 +8,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/tracing.h"
@@ -23,7 +26,7 @@ namespace {
 
 Slice Numbered(int64_t number) {
   Slice slice;
-  slice.begin_ns = slice.end_ns = slice.index = number;
+  slice.begin = slice.end = slice.index = number;
   slice.note.sequence = slice.note.bytes = number;
   slice.worker = slice.note.head = static_cast<int32_t>(number % 1000);
   slice.note.partition_begin = slice.note.partition_end = slice.worker;
@@ -34,8 +37,8 @@ Slice Numbered(int64_t number) {
 
 void ExpectNumbered(const Slice& slice, int64_t number) {
   const auto small = static_cast<int32_t>(number % 1000);
-  ASSERT_EQ(slice.begin_ns, number);
-  ASSERT_EQ(slice.end_ns, number);
+  ASSERT_EQ(slice.begin, number);
+  ASSERT_EQ(slice.end, number);
   ASSERT_EQ(slice.index, number);
   ASSERT_EQ(slice.note.sequence, number);
   ASSERT_EQ(slice.note.bytes, number);
@@ -140,6 +143,46 @@ TEST(TracerTest, EveryThreadgroupIsASliceAndSurplusIsCounted) {
     EXPECT_EQ(CountOf(*json, args), i % 4 == 1 ? 0 : 1) << i;
   }
   EXPECT_EQ(tracer->stats().overwritten, 0);
+}
+
+// What overlaps adds up, and what ends where another begins leaves no gap.
+TEST(TracerTest, ReadRatesAddUp) {
+  const std::unique_ptr<Tracer> tracer = MakeTracer();
+  const TraceClock& clock = tracer->impl()->clock();
+  const auto add = [&](int64_t begin_ms, int64_t end_ms, int64_t bytes) {
+    Slice slice;
+    slice.kind = SliceKind::kReadRate;
+    slice.begin = clock.TicksIn(std::chrono::milliseconds(begin_ms));
+    slice.end = clock.TicksIn(std::chrono::milliseconds(end_ms));
+    slice.note.bytes = bytes;
+    tracer->impl()->Ring()->Push(slice);
+  };
+  add(20, 40, 60'000'000);  // 3 bytes a ns
+  add(10, 30, 40'000'000);  // 2
+  add(40, 50, 70'000'000);  // 7
+  add(60, 60, 1);           // no time at all
+  const Result<std::string> json = tracer->ToJson();
+  VARLANE_ASSERT_OK(json);
+  std::vector<std::pair<double, double>> points;
+  const std::string before = "{\"ph\":\"C\",\"pid\":1,\"tid\":0,\"ts\":";
+  for (size_t at = json->find(before); at != std::string::npos;
+       at = json->find(before, at + 1)) {
+    std::pair<double, double> point;
+    ASSERT_EQ(std::sscanf(json->c_str() + at + before.size(),
+                          "%lf,\"cat\":\"counter\",\"name\":\"read GB/s\","
+                          "\"args\":{\"value\":%lf}}",
+                          &point.first, &point.second),
+              2);
+    points.push_back(point);
+  }
+  const std::vector<std::pair<double, double>> expected = {
+      {10e3, 2}, {20e3, 5}, {30e3, 3}, {40e3, 7}, {50e3, 0}};
+  ASSERT_EQ(points.size(), expected.size()) << *json;
+  for (size_t i = 0; i < points.size(); ++i) {
+    EXPECT_NEAR(points[i].first, expected[i].first, expected[i].first * 1e-2);
+    EXPECT_NEAR(points[i].second, expected[i].second,
+                expected[i].second * 1e-2);
+  }
 }
 
 TEST(TracerTest, GraphsNameTheirNodes) {
