@@ -27,7 +27,7 @@ constexpr std::array kVariables = {
     EnvVariable{"VARLANE_MEMORY_FRACTION", "0.9",
                 "share of total memory that the claim policy may use, (0, 1]"},
     EnvVariable{"VARLANE_NUMA", "auto",
-                "one arena per NUMA node (auto) or one for all (off)"},
+                "one arena per NUMA node (auto), one per L3 (l3) or one (off)"},
     EnvVariable{"VARLANE_PIN", "1", "pin workers to their cores (0 or 1)"},
     EnvVariable{"VARLANE_SIMD", "best",
                 "kernel table to use, by the name `varlane info` lists"},

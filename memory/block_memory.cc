@@ -103,14 +103,14 @@ BlockMemory::Range BlockMemory::SlabRange(int node, int64_t begin,
   return {base_ + node * node_bytes_ + from, std::max<int64_t>(0, to - from)};
 }
 
-// One arena may be all of the machine's nodes, and an arena of a described
-// machine is on none of this one's.
+// One arena may have all of the machine's nodes, or a part of one, and that of
+// a described machine is on none of this one's.
 int BlockMemory::SystemNode(int node) const noexcept {
   const Topology& topology = runtime_->topology();
-  const bool is_placed = topology.is_this_machine &&
-                         topology.nodes.size() > 1 &&
-                         runtime_->options().numa != NumaPolicy::kOff;
-  return is_placed ? topology.nodes[static_cast<size_t>(node)].os_index : -1;
+  const int memory = runtime_->MemoryOfNode(node);
+  const bool is_placed =
+      topology.is_this_machine && topology.nodes.size() > 1 && memory >= 0;
+  return is_placed ? topology.nodes[static_cast<size_t>(memory)].os_index : -1;
 }
 
 PagePlacement BlockMemory::QueryPages(int node, int64_t bytes) const noexcept {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <utility>
 
 #include "base/check.h"
 #include "base/strings.h"
@@ -14,6 +16,7 @@ namespace {
 
 // The hardware threads of one node in the order workers take them.
 struct NodePus {
+  int memory = -1;             // index into Topology::nodes
   std::vector<int> pus;        // first threads of the cores, then siblings
   std::vector<int64_t> kinds;  // how many of the cores are of each speed
   int64_t num_cores = 0;       // how many of `pus` are first threads
@@ -51,6 +54,20 @@ NodePus CollectPus(const Topology& topology, const std::vector<int>& cores,
   return node;
 }
 
+// The cores of each L3, then those without.
+std::vector<std::vector<int>> SplitByL3(const Topology& topology,
+                                        const std::vector<int>& cores) {
+  std::map<size_t, std::vector<int>> groups;
+  for (const int core : cores) {
+    const int l3 = topology.cores[static_cast<size_t>(core)].l3;
+    // -1 becomes the greatest.
+    groups[static_cast<size_t>(l3)].push_back(core);
+  }
+  std::vector<std::vector<int>> split;
+  for (auto& [l3, group] : groups) split.push_back(std::move(group));
+  return split;
+}
+
 std::vector<NodePus> CollectNodes(const Topology& topology,
                                   const RuntimeOptions& options) {
   std::vector<NodePus> nodes;
@@ -62,11 +79,34 @@ std::vector<NodePus> CollectNodes(const Topology& topology,
     nodes.push_back(CollectPus(topology, all, options.use_smt));
     return nodes;
   }
-  for (const NumaNode& node : topology.nodes) {
-    if (node.cores.empty()) break;  // those with cores come first
-    nodes.push_back(CollectPus(topology, node.cores, options.use_smt));
+  for (size_t i = 0; i < topology.nodes.size(); ++i) {
+    const std::vector<int>& cores = topology.nodes[i].cores;
+    if (cores.empty()) break;  // those with cores come first
+    std::vector<std::vector<int>> groups = {cores};
+    if (options.numa == NumaPolicy::kL3) groups = SplitByL3(topology, cores);
+    for (const std::vector<int>& group : groups) {
+      nodes.push_back(CollectPus(topology, group, options.use_smt));
+      nodes.back().memory = static_cast<int>(i);
+    }
   }
   return nodes;
+}
+
+// As many as there are workers, of all NUMA nodes alike; in their order.
+void KeepSome(int num_workers, std::vector<NodePus>* nodes) {
+  if (num_workers >= static_cast<int>(nodes->size())) return;
+  std::map<int, int> seen;                   // of each NUMA node
+  std::vector<std::pair<int, size_t>> kept;  // rank in its NUMA node, index
+  for (size_t i = 0; i < nodes->size(); ++i) {
+    kept.emplace_back(seen[(*nodes)[i].memory]++, i);
+  }
+  std::sort(kept.begin(), kept.end());
+  kept.resize(static_cast<size_t>(num_workers));
+  std::sort(kept.begin(), kept.end(),
+            [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::vector<NodePus> some;
+  for (const auto& [rank, i] : kept) some.push_back(std::move((*nodes)[i]));
+  *nodes = std::move(some);
 }
 
 // Every node one worker, then each next to the node that is least full.
@@ -100,18 +140,25 @@ int PuOf(const NodePus& node, int64_t i) {
   return node.pus[index];
 }
 
-// Of `num_nodes` arenas; node n is topology.nodes[n].
-std::vector<std::vector<int>> OrderByDistance(const Topology& topology,
-                                              int num_nodes) {
+// `memory_of_node`: see Placement.
+std::vector<std::vector<int>> OrderByDistance(
+    const Topology& topology, const std::vector<int>& memory_of_node) {
+  const auto num_nodes = static_cast<int>(memory_of_node.size());
+  const auto memory = [&](int node) {
+    return static_cast<size_t>(memory_of_node[static_cast<size_t>(node)]);
+  };
   std::vector<std::vector<int>> nearest;
   for (int own = 0; own < num_nodes; ++own) {
     std::vector<int>& order = nearest.emplace_back();
     for (int i = 0; i < num_nodes; ++i) order.push_back((own + i) % num_nodes);
-    if (topology.distances.empty()) continue;
-    const int* const row = topology.distances.data() +
-                           static_cast<size_t>(own) * topology.nodes.size();
+    const auto distance = [&](int other) {
+      if (memory(other) == memory(own)) return 0;
+      if (topology.distances.empty()) return 1;
+      return topology
+          .distances[memory(own) * topology.nodes.size() + memory(other)];
+    };
     std::stable_sort(order.begin() + 1, order.end(),
-                     [row](int a, int b) { return row[a] < row[b]; });
+                     [&](int a, int b) { return distance(a) < distance(b); });
   }
   return nearest;
 }
@@ -127,15 +174,16 @@ Result<Placement> PlaceWorkers(const Topology& topology,
   std::vector<NodePus> nodes = CollectNodes(topology, options);
   VARLANE_REQUIRE_ARG(!nodes.empty(), "the topology of ", topology.source,
                       " has no cores");
+  VARLANE_REQUIRE_ARG(options.numa != NumaPolicy::kL3 || !topology.l3.empty(),
+                      "numa = l3, but the topology of ", topology.source,
+                      " shows no L3 cache");
   int64_t capacity = 0;
   for (const NodePus& node : nodes) capacity += node.capacity;
   const int num_workers =
       options.num_threads > 0
           ? options.num_threads
           : static_cast<int>(std::min<int64_t>(capacity, kMaxWorkers));
-  if (num_workers < static_cast<int>(nodes.size())) {
-    nodes.resize(static_cast<size_t>(num_workers));
-  }
+  KeepSome(num_workers, &nodes);
   Distribute(num_workers, &nodes);
 
   Placement placement;
@@ -146,8 +194,9 @@ Result<Placement> PlaceWorkers(const Topology& topology,
     }
     placement.first_worker.push_back(placement.num_workers());
     placement.pus_of_node.push_back(std::move(node.pus));
+    placement.memory_of_node.push_back(node.memory);
   }
-  placement.nearest = OrderByDistance(topology, placement.num_nodes());
+  placement.nearest = OrderByDistance(topology, placement.memory_of_node);
   return placement;
 }
 

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>
@@ -35,6 +36,16 @@ bool CanPin(const RuntimeOptions& options, Topology* topology) {
         StrCat("workers are not pinned: ", status.message()));
   }
   return status.ok();
+}
+
+void WarnOfCoresWithoutL3(const RuntimeOptions& options, Topology* topology) {
+  if (options.numa != NumaPolicy::kL3) return;
+  const auto count =
+      std::count_if(topology->cores.begin(), topology->cores.end(),
+                    [](const Core& core) { return core.l3 < 0; });
+  if (count == 0) return;
+  topology->warnings.push_back(
+      StrCat(count, " cores have no L3: those of a node share an arena"));
 }
 
 std::vector<CpuMask> NodeMasks(const Placement& placement) {
@@ -99,6 +110,7 @@ Result<std::unique_ptr<Runtime>> Runtime::Create(
     if (options.executor) placing.numa = NumaPolicy::kOff;
     Result<Placement> placement = PlaceWorkers(*topology, placing);
     VARLANE_RETURN_IF_ERROR(placement.status());
+    WarnOfCoresWithoutL3(placing, &*topology);
     const bool pin = CanPin(options, &*topology);
     Result<std::unique_ptr<Arenas>> arenas =
         options.executor ? Arenas::On(options.executor, *placement)
@@ -131,6 +143,10 @@ int Runtime::NodeOfWorker(int worker) const noexcept {
     ++node;
   }
   return node;
+}
+
+int Runtime::MemoryOfNode(int node) const noexcept {
+  return impl_->placement.memory_of_node[static_cast<size_t>(node)];
 }
 
 int Runtime::PuOfWorker(int worker) const noexcept {

@@ -27,10 +27,12 @@ Status ReadNuma(NumaPolicy* numa) {
   if (!text) return {};
   if (*text == "auto") {
     *numa = NumaPolicy::kAuto;
+  } else if (*text == "l3") {
+    *numa = NumaPolicy::kL3;
   } else if (*text == "off") {
     *numa = NumaPolicy::kOff;
   } else {
-    return Unknown("VARLANE_NUMA", *text, "auto or off");
+    return Unknown("VARLANE_NUMA", *text, "auto, l3 or off");
   }
   return {};
 }

@@ -218,9 +218,11 @@ TEST(HomesTest, AWarmPlanAllocatesNothingAndAColdOneMayFail) {
 
 // --- runs --------------------------------------------------------------------
 
-Engine MakeNodes(const std::string& topology) {
+Engine MakeNodes(const std::string& topology,
+                 NumaPolicy numa = NumaPolicy::kAuto) {
   RuntimeOptions options;
   options.topology = topology;
+  options.numa = numa;
   Engine engine;
   Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
   EXPECT_TRUE(IsOk(runtime));
@@ -243,10 +245,14 @@ CaseSpec MixedSpec() {
 TEST(HomesTest, BitsDoNotKnowOfNodes) {
   const AttentionCase plain(MixedSpec());
   const Output expected = plain.Run(*MakeEngine(1).attention);
-  for (const int num_nodes : {2, 4}) {
+  for (const int num_nodes : {2, 4, 6}) {
+    // Six are two nodes with an arena for each of three L3s.
+    const bool by_l3 = num_nodes == 6;
     const Engine engine =
-        MakeNodes("numa:" + std::to_string(num_nodes) + " core:1 pu:1");
+        by_l3 ? MakeNodes("numa:2 l3:3 core:1 pu:1", NumaPolicy::kL3)
+              : MakeNodes("numa:" + std::to_string(num_nodes) + " core:1 pu:1");
     ASSERT_NE(engine.attention, nullptr);
+    ASSERT_EQ(engine.runtime->num_nodes(), num_nodes);
     AttentionCase spread(MixedSpec());
     spread.SpreadOverNodes(num_nodes);
     for (const OwnerPattern owner : kOwners) {

@@ -51,16 +51,18 @@ struct Layout {
   const char* name;
   std::vector<std::pair<int, bool>> nodes;
   int num_arenas;
+  int num_l3_arenas;
   std::vector<int> distances_of_0;  // as its script says, by OS index
 };
 const Layout kLayouts[] = {
-    {"2-nodes", {{2, true}, {2, true}}, 2, {10, 20}},
+    {"2-nodes", {{2, true}, {2, true}}, 2, 4, {10, 20}},
     {"4-nodes",
      {{1, true}, {1, true}, {1, true}, {1, true}},
      4,
+     4,
      {10, 16, 22, 28}},
-    {"no-memory", {{1, true}, {1, false}, {2, true}}, 2, {10, 30, 20}},
-    {"no-cpus", {{2, true}, {1, true}, {0, true}}, 2, {10, 20, 20}},
+    {"no-memory", {{1, true}, {1, false}, {2, true}}, 2, 3, {10, 30, 20}},
+    {"no-cpus", {{2, true}, {1, true}, {0, true}}, 2, 2, {10, 20, 20}},
 };
 
 const Layout* VirtualLayout() {
@@ -258,6 +260,42 @@ TEST_F(NumaMachineTest, FirstTouchAloneIsEnough) {
               (*pool)->stats().committed_bytes / 100 * 99);
   }
   EXPECT_GE(refused, runtime()->num_nodes()) << "one for every node's slab";
+}
+
+// An arena for every L3 is one more level: its blocks are in its node's memory.
+TEST_F(NumaMachineTest, L3ArenasUseTheMemoryOfTheirNodes) {
+  if (topology().l3.empty()) GTEST_SKIP() << "this machine shows no L3";
+  RuntimeOptions options;
+  options.numa = NumaPolicy::kL3;
+  auto made = Runtime::Create(options);
+  VARLANE_ASSERT_OK(made);
+  Runtime* const by_l3 = made->get();
+  EXPECT_GE(by_l3->num_nodes(), runtime()->num_nodes());
+  if (const Layout* const layout = VirtualLayout(); layout != nullptr) {
+    EXPECT_EQ(by_l3->num_nodes(), layout->num_l3_arenas);
+  }
+  for (int worker = 0; worker < by_l3->num_workers(); ++worker) {
+    const int node = by_l3->MemoryOfNode(by_l3->NodeOfWorker(worker));
+    const NumaNode& memory = topology().nodes[static_cast<size_t>(node)];
+    EXPECT_TRUE(std::any_of(
+        memory.cores.begin(), memory.cores.end(),
+        [&](int core) {
+          const std::vector<int>& pus =
+              topology().cores[static_cast<size_t>(core)].pus;
+          return std::count(pus.begin(), pus.end(), by_l3->PuOfWorker(worker));
+        }))
+        << "worker " << worker;
+  }
+  const auto pool = MakePool(by_l3, {.layout = kLayout, .num_blocks = 1000});
+  ASSERT_NE(pool, nullptr);
+  ASSERT_EQ(pool->num_nodes(), by_l3->num_nodes());
+  for (int arena = 0; arena < by_l3->num_nodes(); ++arena) {
+    const auto [local, all] =
+        LocalBytes(*pool, arena, OsNode(by_l3->MemoryOfNode(arena)));
+    EXPECT_GE(local, all / 100 * 99) << "arena " << arena;
+  }
+  const KvPlacement placement = pool->MeasurePlacement();
+  EXPECT_GE(placement.local_bytes, pool->stats().committed_bytes / 100 * 99);
 }
 
 TEST_F(NumaMachineTest, OneArenaForAllNodesTakesWhatItGets) {

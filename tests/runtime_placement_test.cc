@@ -19,6 +19,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "runtime/affinity.h"
@@ -52,6 +53,9 @@ constexpr Machine kMachines[] = {
     {"HalfOfEachNode", "numa:4 core:8 pu:2", "0-7,16-23,32-39,48-55"},
     {"UnevenNodes", "numa:3 core:8 pu:2", "0-15,16,18,32-35"},
     {"ANodeWithoutCpus", "numa:3 core:4 pu:1", "0-3,8-11"},
+    {"ManyL3s", "pack:2 numa:2 l3:4 core:4 pu:2"},
+    {"UnevenL3s", "numa:2 l3:2 core:4 pu:1", "0-3,5,8-10,12-15"},
+    {"NodesInAnL3", "pack:2 l3:1 numa:2 core:4 pu:1"},
     {"OddSiblings", "numa:1 core:6 pu:2", "1,2,3,5,8,9"},
     // Four fast cores with two threads each, eight slow ones with one.
     {"Hybrid", "numa:1 core:12 pu:2", "0-7,8,10,12,14,16,18,20,22", "0-7"},
@@ -127,18 +131,42 @@ std::map<int, Seat> SeatsOf(const Topology& topology) {
   return seats;
 }
 
+// What the workers of one arena share.
+using Share = std::pair<int, int>;  // node, L3
+
+Share ShareOf(const Core& core, NumaPolicy numa) {
+  switch (numa) {
+    case NumaPolicy::kOff:
+      return {0, 0};
+    case NumaPolicy::kAuto:
+      return {core.node, 0};
+    case NumaPolicy::kL3:
+      return {core.node, core.l3};
+  }
+  return {};
+}
+
+// The cores that go with `core`.
+size_t CoresBeside(const Topology& topology, const Core& core,
+                   NumaPolicy numa) {
+  return static_cast<size_t>(std::count_if(
+      topology.cores.begin(), topology.cores.end(), [&](const Core& other) {
+        return ShareOf(other, numa) == ShareOf(core, numa);
+      }));
+}
+
 class PlacementMachineTest : public ::testing::TestWithParam<Machine> {
  protected:
   void ExpectRight(const Topology& topology, const RuntimeOptions& options);
   static void ExpectFastestFirst(const Topology& topology,
-                                 const std::vector<int>& pus);
+                                 const std::vector<int>& pus, NumaPolicy numa);
 };
 
 void PlacementMachineTest::ExpectRight(const Topology& topology,
                                        const RuntimeOptions& options) {
   SCOPED_TRACE(::testing::Message()
                << options.num_threads << " threads, SMT " << options.use_smt
-               << ", NUMA " << (options.numa == NumaPolicy::kAuto));
+               << ", NUMA " << static_cast<int>(options.numa));
   const Result<Placement> placed = PlaceWorkers(topology, options);
   VARLANE_ASSERT_OK(placed);
   const std::map<int, Seat> seats = SeatsOf(topology);
@@ -149,42 +177,54 @@ void PlacementMachineTest::ExpectRight(const Topology& topology,
   ASSERT_EQ(placed->first_worker.front(), 0);
   ASSERT_EQ(placed->first_worker.back(), wanted);
   ASSERT_EQ(static_cast<int>(placed->pus_of_node.size()), placed->num_nodes());
+  ASSERT_EQ(static_cast<int>(placed->memory_of_node.size()),
+            placed->num_nodes());
   std::set<int> used;
+  std::set<Share> shares;
   for (int node = 0; node < placed->num_nodes(); ++node) {
     const auto n = static_cast<size_t>(node);
     const std::vector<int> pus(
         placed->pu_of_worker.begin() + placed->first_worker[n],
         placed->pu_of_worker.begin() + placed->first_worker[n + 1]);
     ASSERT_FALSE(pus.empty()) << "node " << node << " has no worker";
+    ASSERT_TRUE(seats.contains(pus[0]));
+    const Core& first =
+        topology.cores[static_cast<size_t>(seats.at(pus[0]).core)];
+    const Share share = ShareOf(first, options.numa);
+    EXPECT_TRUE(shares.insert(share).second) << "one arena each";
+    EXPECT_EQ(placed->memory_of_node[n],
+              options.numa == NumaPolicy::kOff ? -1 : first.node);
+    if (options.numa == NumaPolicy::kAuto) {
+      EXPECT_EQ(first.node, node);
+    }
     std::set<int> cores;
     size_t siblings = 0;
     for (const int pu : pus) {
       ASSERT_TRUE(seats.contains(pu)) << "PU " << pu << " is not ours";
       const Seat seat = seats.at(pu);
-      if (options.numa == NumaPolicy::kAuto) {
-        ASSERT_EQ(topology.cores[static_cast<size_t>(seat.core)].node, node);
-      }
+      ASSERT_EQ(
+          ShareOf(topology.cores[static_cast<size_t>(seat.core)], options.numa),
+          share);
       if (wanted <= room) {
         ASSERT_TRUE(used.insert(pu).second) << "PU " << pu << " has two";
       }
       cores.insert(seat.core);
       siblings += seat.is_sibling ? 1 : 0;
     }
-    const size_t cores_of_node = options.numa == NumaPolicy::kAuto
-                                     ? topology.nodes[n].cores.size()
-                                     : topology.cores.size();
+    const size_t cores_of_node = CoresBeside(topology, first, options.numa);
     EXPECT_EQ(cores.size(), std::min(cores_of_node, pus.size()))
         << "node " << node << " shares cores while others are free";
     if (pus.size() <= cores_of_node) {
       EXPECT_EQ(siblings, 0u);
     }
-    ExpectFastestFirst(topology, pus);
+    ExpectFastestFirst(topology, pus, options.numa);
   }
 }
 
-// No worker stands on a slower core while a faster one of its node is free.
+// No worker stands on a slower core while a faster one of its arena is free.
 void PlacementMachineTest::ExpectFastestFirst(const Topology& topology,
-                                              const std::vector<int>& pus) {
+                                              const std::vector<int>& pus,
+                                              NumaPolicy numa) {
   const std::map<int, Seat> seats = SeatsOf(topology);
   const auto core_of = [&](int pu) -> const Core& {
     return topology.cores[static_cast<size_t>(seats.at(pu).core)];
@@ -196,7 +236,8 @@ void PlacementMachineTest::ExpectFastestFirst(const Topology& topology,
     slowest = std::min(slowest, core_of(pu).speed);
   }
   for (const Core& core : topology.cores) {
-    if (core.node != core_of(pus[0]).node || taken.contains(&core)) continue;
+    if (ShareOf(core, numa) != ShareOf(core_of(pus[0]), numa)) continue;
+    if (taken.contains(&core)) continue;
     EXPECT_LE(core.speed, slowest) << "a faster core is free";
   }
 }
@@ -205,7 +246,9 @@ TEST_P(PlacementMachineTest, WorkersStandWhereTheyShould) {
   const Topology topology = Describe(GetParam());
   ASSERT_GT(topology.num_pus, 0);
   RuntimeOptions options;
-  for (const NumaPolicy numa : {NumaPolicy::kAuto, NumaPolicy::kOff}) {
+  std::vector<NumaPolicy> policies = {NumaPolicy::kAuto, NumaPolicy::kOff};
+  if (!topology.l3.empty()) policies.push_back(NumaPolicy::kL3);
+  for (const NumaPolicy numa : policies) {
     for (const bool use_smt : {false, true}) {
       for (const int threads : {0, 1, 2, 3, 5, 8, 13, topology.num_pus / 2,
                                 topology.num_pus, 2 * topology.num_pus + 1}) {

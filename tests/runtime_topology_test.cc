@@ -429,7 +429,7 @@ TEST(RuntimeOptionsTest, EveryVariableReachesItsOption) {
   const ScopedEnv threads("VARLANE_THREADS", "3");
   const ScopedEnv smt("VARLANE_SMT", "1");
   const ScopedEnv pin("VARLANE_PIN", "0");
-  const ScopedEnv numa("VARLANE_NUMA", "off");
+  const ScopedEnv numa("VARLANE_NUMA", "l3");
   const ScopedEnv pages("VARLANE_HUGE_PAGES", "explicit");
   const ScopedEnv simd("VARLANE_SIMD", "AVX2");
   const ScopedEnv topology("VARLANE_TOPOLOGY", "numa:2 core:2 pu:1");
@@ -438,7 +438,7 @@ TEST(RuntimeOptionsTest, EveryVariableReachesItsOption) {
   EXPECT_EQ(options->num_threads, 3);
   EXPECT_TRUE(options->use_smt);
   EXPECT_FALSE(options->pin);
-  EXPECT_EQ(options->numa, NumaPolicy::kOff);
+  EXPECT_EQ(options->numa, NumaPolicy::kL3);
   EXPECT_EQ(options->huge_pages, HugePages::kExplicit);
   EXPECT_EQ(options->simd_target, "AVX2");
   EXPECT_EQ(options->topology, "numa:2 core:2 pu:1");

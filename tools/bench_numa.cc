@@ -305,8 +305,12 @@ class NumaBench {
   }
 
   std::string CellName(int workers, int memory) const {
+    // With an arena for every L3, by the arena's number.
     const auto index = [&](int node) {
-      return all_.runtime->topology().nodes[static_cast<size_t>(node)].os_index;
+      const Runtime& runtime = *all_.runtime;
+      return runtime.options().numa == NumaPolicy::kL3
+                 ? node
+                 : runtime.topology().nodes[static_cast<size_t>(node)].os_index;
     };
     const std::string of = fmt::format("workers of node {}, ", index(workers));
     if (memory == num_nodes()) return of + "memory of all in turn";

@@ -110,6 +110,19 @@ std::string TopologyText(const Runtime& runtime) {
   return text;
 }
 
+// The system's index of the NUMA node whose memory an arena uses; -1: of all.
+int MemoryIndexOf(const Runtime& runtime, int arena) {
+  const int memory = runtime.MemoryOfNode(arena);
+  const auto& nodes = runtime.topology().nodes;
+  return memory < 0 ? -1 : nodes[static_cast<size_t>(memory)].os_index;
+}
+
+std::string ArenaText(const Runtime& runtime, int arena) {
+  const int memory = MemoryIndexOf(runtime, arena);
+  return memory < 0 ? fmt::format("arena {}", arena)
+                    : fmt::format("arena {} on NUMA node {}", arena, memory);
+}
+
 std::string WorkersText(const Runtime& runtime) {
   const Topology& topology = runtime.topology();
   Table table({Align::kLeft});
@@ -122,7 +135,7 @@ std::string WorkersText(const Runtime& runtime) {
       }
     }
     table.AddRow({fmt::format("worker {}", w),
-                  fmt::format("arena {}", runtime.NodeOfWorker(w)),
+                  ArenaText(runtime, runtime.NodeOfWorker(w)),
                   pu < 0 ? "not pinned"
                          : fmt::format("pinned to hardware thread {}", pu),
                   siblings});
@@ -209,7 +222,9 @@ Json TopologyToJson(const Topology& topology) {
 Json WorkersToJson(const Runtime& runtime) {
   Json json = Json::array();
   for (int w = 0; w < runtime.num_workers(); ++w) {
-    json.push_back({{"arena", runtime.NodeOfWorker(w)},
+    const int arena = runtime.NodeOfWorker(w);
+    json.push_back({{"arena", arena},
+                    {"numa_node", MemoryIndexOf(runtime, arena)},
                     {"hardware_thread", runtime.PuOfWorker(w)}});
   }
   return json;

@@ -28,6 +28,10 @@ namespace varlane {
 enum class NumaPolicy : uint8_t {
   kAuto,  // one arena per NUMA node that has CPUs we may run on
   kOff,   // one arena for all
+  // One arena per L3 of each such node, for CPUs with several. What is said of
+  // nodes elsewhere then holds for these arenas: they are the homes of blocks,
+  // sequences and threadgroups. Their blocks are in their NUMA node's memory.
+  kL3,
 };
 
 enum class HugePages : uint8_t {
@@ -149,7 +153,7 @@ class Threadgroup {
   // [0, Runtime::num_workers()); no two concurrent bodies of one launch share
   // it, so per-worker accumulators indexed by it need no atomics.
   int worker() const noexcept { return worker_; }
-  int node() const noexcept { return node_; }  // index into Topology::nodes
+  int node() const noexcept { return node_; }  // [0, Runtime::num_nodes())
   // Private to this body while it runs; 64-byte aligned, contents arbitrary,
   // at least LaunchOptions::scratch_bytes.
   std::span<std::byte> scratch() const noexcept { return scratch_; }
@@ -194,7 +198,8 @@ struct LaunchOptions {
 
 class LaunchGraph;  // varlane/graph.h
 
-// Workers pinned to cores, one TBB arena per NUMA node, and scratch per worker.
+// Workers pinned to cores, one TBB arena per NUMA node (RuntimeOptions::numa),
+// and scratch per worker.
 //
 // Threads: every member is safe from any thread, several launches at once and
 //          launches from inside bodies included.
@@ -204,7 +209,8 @@ class LaunchGraph;  // varlane/graph.h
 //          the affinity the process had.
 class VARLANE_EXPORT Runtime {
  public:
-  // Errors: those of Topology::Detect; kInvalidArgument for a bad option.
+  // Errors: those of Topology::Detect; kInvalidArgument for a bad option, and
+  //         for NumaPolicy::kL3 where the topology shows no L3.
   static Result<std::unique_ptr<Runtime>> Create(const RuntimeOptions& options);
   ~Runtime();
   Runtime(const Runtime&) = delete;
@@ -214,8 +220,11 @@ class VARLANE_EXPORT Runtime {
   const Topology& topology() const noexcept;
   int num_workers() const noexcept;
   int num_nodes() const noexcept;  // arenas
-  // The node whose memory worker w uses; [0, num_nodes()).
+  // Worker w's arena; [0, num_nodes()).
   int NodeOfWorker(int worker) const noexcept;
+  // Whose memory arena `node` uses: an index into Topology::nodes, its own
+  // index where NUMA nodes have an arena each; -1 where one arena has all.
+  int MemoryOfNode(int node) const noexcept;
   // OS index of the hardware thread worker w is pinned to; -1 = not pinned.
   int PuOfWorker(int worker) const noexcept;
 

@@ -45,6 +45,9 @@ LAYOUTS = {
     "no-cpus": ([(2, True), (1, True), (0, True)], []),
 }
 
+# More of a layout's -smp: by default all CPUs share one L3.
+SMP = {"2-nodes": ",sockets=2,dies=2,cores=1"}
+
 
 def skip(reason):
     print(f"SKIPPED: {reason}", flush=True)
@@ -162,7 +165,8 @@ def qemu_command(layout, kernel, initramfs):
                 command += ["-numa", f"dist,src={source},dst={target},"
                             f"val={distance}"]
     memory = NODE_MIB * sum(has_memory for _, has_memory in nodes)
-    return command + ["-smp", str(cpus), "-m", f"{memory}M"]
+    return command + ["-smp", str(cpus) + SMP.get(layout, ""),
+                      "-m", f"{memory}M"]
 
 
 def boot(command, timeout):
