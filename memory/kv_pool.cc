@@ -47,13 +47,21 @@ Status Validate(const KvPoolOptions& options, const Runtime* runtime) {
   return {};
 }
 
+void LogMempolicy(int error) noexcept {
+  Log(LogLevel::kWarning, "pool_mempolicy_refused",
+      "mbind was refused: first touch alone places the KV pool's pages",
+      {{"errno", int64_t{error}}});
+}
+
 // Tells of one change of capacity, when it is over and no lock is held: others
 // may have changed it too meanwhile.
 template <typename Pool>
 class ResizeLog {
  public:
   explicit ResizeLog(const Pool& pool)
-      : pool_(pool), before_(pool.capacity()) {}
+      : pool_(pool),
+        before_(pool.capacity()),
+        mempolicy_before_(pool.stats().mempolicy_error) {}
 
   Status Tell(Status status) const noexcept {
     TellOf(status);
@@ -67,6 +75,8 @@ class ResizeLog {
  private:
   void TellOf(const Status& status) const noexcept {
     const int64_t now = pool_.capacity();
+    const int mempolicy = pool_.stats().mempolicy_error;
+    if (mempolicy_before_ == 0 && mempolicy != 0) LogMempolicy(mempolicy);
     if (!status.ok() && status.code() != StatusCode::kInvalidArgument) {
       Log(LogLevel::kWarning, "pool_resize_failed", status.message(),
           {{"code", StatusCodeName(status.code())}, {"blocks", now}});
@@ -83,6 +93,7 @@ class ResizeLog {
 
   const Pool& pool_;
   int64_t before_;
+  int mempolicy_before_;
 };
 
 }  // namespace
@@ -184,6 +195,8 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(const KvPoolOptions& options,
        {"max_blocks", max_blocks},
        {"block_bytes", options.layout.block_bytes()},
        {"committed_bytes", pool->stats().committed_bytes}});
+  const int mempolicy = pool->stats().mempolicy_error;
+  if (mempolicy != 0) LogMempolicy(mempolicy);
   return pool;
 } catch (const std::bad_alloc&) {
   return NoHeapFor("the pool's bookkeeping");

@@ -29,6 +29,7 @@
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"
+#include "varlane/log.h"
 #include "varlane/runtime.h"
 
 namespace varlane::testing {
@@ -92,6 +93,7 @@ class NumaMachineTest : public ::testing::Test {
     ASSERT_EQ(VirtualLayout(), nullptr) << "one node was found";
     GTEST_SKIP() << "this machine has one NUMA node";
   }
+  void TearDown() override { SetLog({}); }
 
   Runtime* runtime() const { return runtime_.get(); }
   const Topology& topology() const { return runtime_->topology(); }
@@ -248,18 +250,48 @@ TEST_F(NumaMachineTest, FirstTouchAloneIsEnough) {
   (void)MakePool(runtime(), options);
   const int64_t calls = OsFaults::calls();
   int refused = 0;
+  int told = 0;
+  SetLog([&](const LogRecord& record) {
+    if (record.event == "pool_mempolicy_refused") ++told;
+  });
   for (int64_t i = 0; i < calls; ++i) {
     OsFaults::FailAfter(i, EPERM);
     const auto pool = KvPool::Create(options, runtime());
     OsFaults::Disarm();
     if (!pool.ok() || (*pool)->stats().mempolicy_error == 0) continue;
     ++refused;
+    EXPECT_EQ(told, refused);
     EXPECT_EQ((*pool)->stats().mempolicy_error, EPERM);
     const KvPlacement placement = (*pool)->MeasurePlacement();
     EXPECT_GE(placement.local_bytes,
               (*pool)->stats().committed_bytes / 100 * 99);
   }
   EXPECT_GE(refused, runtime()->num_nodes()) << "one for every node's slab";
+}
+
+// Nothing is refused while the pool is made, but when it grows.
+TEST_F(NumaMachineTest, ARefusalIsToldOnce) {
+  int told = 0;
+  SetLog([&](const LogRecord& record) {
+    if (record.event == "pool_mempolicy_refused") ++told;
+  });
+  const auto pool = MakePool(runtime(), {.layout = kLayout,
+                                         .num_blocks = 1,
+                                         .max_blocks = 400,
+                                         .check_limits = false});
+  ASSERT_NE(pool, nullptr);
+  EXPECT_EQ(told, 0);
+  const auto grow_and_shrink = [&](int failing_call) {
+    OsFaults::FailAfter(failing_call, EPERM);
+    (void)pool->Grow(300);
+    OsFaults::Disarm();
+    VARLANE_EXPECT_OK(pool->Shrink(pool->capacity_blocks() - 1));
+  };
+  constexpr int kMostCalls = 50;
+  for (int i = 0; i < kMostCalls && told == 0; ++i) grow_and_shrink(i);
+  EXPECT_EQ(told, 1);
+  for (int i = 0; i < kMostCalls; ++i) grow_and_shrink(i);
+  EXPECT_EQ(told, 1);
 }
 
 // An arena for every L3 is one more level: its blocks are in its node's memory.
