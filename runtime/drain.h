@@ -186,11 +186,8 @@ template <typename Body>
   const int num_ranges = drainer.grid->num_ranges();
   if (num_ranges == 1) return DrainRange(drainer, drainer.grid->range(0), body);
   SharedRange* const own = drainer.grid->range(drainer.node);
-  // Who is at home stays, wanted elsewhere or not: thieves may count on it.
-  Drainer at_home = drainer;
-  at_home.most_urgent = nullptr;
   own->EnterHome();
-  const bool is_drained = DrainRange(at_home, own, body);
+  const bool is_drained = DrainRange(drainer, own, body);
   own->LeaveHome();
   if (!is_drained) return false;
   for (int i = 1; i < num_ranges; ++i) {

@@ -7,6 +7,7 @@
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -51,13 +52,18 @@ class Background {
     ran_.fetch_add(1);
     if (!ends_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  void End() { ends_ = true; }
+  void End() {
+    ran_before_end_ = ran_.load();
+    ends_ = true;
+  }
   bool IsUnderWay() const { return ran_ > 3; }
   bool RanToItsEnd() const { return ran_ == kMost; }
+  int64_t ran_before_end() const { return ran_before_end_; }
 
  private:
   std::atomic<int64_t> ran_ = 0;
   std::atomic<bool> ends_ = false;
+  int64_t ran_before_end_ = 0;
 };
 
 // A launch whose bodies need all three workers at once; how many came before
@@ -91,6 +97,33 @@ TEST(PriorityTest, WorkersLeaveALaunchForAMoreUrgentOne) {
   EXPECT_EQ(GatherAll(runtime.get(), &background, 1), 3);
   prefill.join();
   EXPECT_TRUE(background.RanToItsEnd()) << "they must come back";
+}
+
+// Those of the node whose range it is, too.
+TEST(PriorityTest, WorkersLeaveTheRangeOfTheirNode) {
+  RuntimeOptions options;
+  options.topology = "numa:2 core:2 pu:1";
+  const std::unique_ptr<Runtime> runtime = Make(options);
+  ASSERT_EQ(runtime->num_workers(), 4);
+  Background background;
+  const std::array<int64_t, 3> begin = {0, Background::kMost / 2,
+                                        Background::kMost};
+  std::array<std::atomic<bool>, 4> is_busy = {};
+  std::thread prefill([&] {
+    VARLANE_EXPECT_OK(runtime->Launch(
+        {Background::kMost, begin}, [&](const Threadgroup& group) {
+          is_busy[static_cast<size_t>(group.worker())] = true;
+          background.Body();
+        }));
+  });
+  for (const std::atomic<bool>& is_one_busy : is_busy) {
+    while (!is_one_busy) std::this_thread::yield();
+  }
+  EXPECT_EQ(GatherAll(runtime.get(), &background, 1), 3);
+  EXPECT_LT(background.ran_before_end(), Background::kMost / 2)
+      << "not at once";
+  prefill.join();
+  EXPECT_TRUE(background.RanToItsEnd());
 }
 
 TEST(PriorityTest, WorkersLeaveAGraphBetweenTwoNodes) {
@@ -161,6 +194,7 @@ TEST(ExecutorTest, LaunchesAndGraphsRunOnTheEmbeddersArena) {
   EXPECT_EQ(runtime->num_workers(), 4);
   EXPECT_EQ(runtime->num_nodes(), 1);
   EXPECT_EQ(runtime->PuOfWorker(1), -1) << "where it runs is not our business";
+  EXPECT_EQ(runtime->MemoryOfNode(0), -1);
   const std::thread::id caller = std::this_thread::get_id();
   std::atomic<int> strangers = 0;
   std::atomic<int> helped = 0;

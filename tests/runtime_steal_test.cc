@@ -134,6 +134,49 @@ TEST(StealTest, TheLastOnesAreLeftToTheirOwnNode) {
   }
 }
 
+// Of two at home on node 1 either may go for something more urgent, and what is
+// left then is the caller's in the end, although it kept away when one
+// threadgroup was left for two.
+TEST(StealTest, WhoIsAtHomeLeavesForSomethingMoreUrgent) {
+  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  ASSERT_EQ(runtime->num_workers(), 4);
+  const std::array<int64_t, 3> begin = {0, 0, 4};
+  std::atomic<int> begun = 0;
+  std::atomic<int> ran = 0;
+  std::atomic<bool> caller_ran_one = false;
+  std::atomic<int> urgent_begun = 0;
+  std::thread urgent([&] {
+    EXPECT_TRUE(WaitUntil([&] { return caller_ran_one.load(); }));
+    // All four workers at once: both must leave the launch below.
+    VARLANE_EXPECT_OK(runtime->Launch(
+        {4},
+        [&](const Threadgroup&) {
+          ++urgent_begun;
+          EXPECT_TRUE(WaitUntil([&] { return urgent_begun == 4; }));
+        },
+        {.priority = 1}));
+  });
+  VARLANE_ASSERT_OK(runtime->Launch(
+      {4, begin},
+      [&](const Threadgroup& g) {
+        ++ran;
+        if (++begun > 3) return;
+        // The caller and both of node 1 have one each.
+        EXPECT_TRUE(WaitUntil([&] { return begun >= 3; }));
+        if (g.worker() == 0) {
+          caller_ran_one = true;
+        } else {
+          // By then the caller has looked around.
+          EXPECT_TRUE(WaitUntil([&] { return urgent_begun > 0; }));
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        }
+      },
+      {.max_workers = 3}));
+  EXPECT_EQ(ran, 4);
+  urgent.join();
+}
+
 // A node whose workers never come has its range run by others.
 TEST(StealTest, RangesOfAbsentWorkersAreRun) {
   const auto runtime = MakeRuntime("numa:4 core:1 pu:1");
