@@ -106,8 +106,9 @@ std::string AttentionPlan::ToString() const {
       break;
   }
   std::string homes;
+  const char* const what = plan.grid_shards > 1 ? "shards: " : "homes: ";
   for (size_t node = 0; node + 1 < plan.node_begin.size(); ++node) {
-    homes += StrCat(node == 0 ? "homes: " : ", ",
+    homes += StrCat(node == 0 ? what : ", ",
                     plan.node_begin[node + 1] - plan.node_begin[node],
                     " threadgroups of node ", node);
   }
@@ -218,8 +219,11 @@ Result<GraphNode> Attention::AddWriteKv(
     LaunchGraph::After after) const {
   VARLANE_REQUIRE_ARG(graph != nullptr, "graph is null");
   VARLANE_REQUIRE_ARG(bind != nullptr, "bind of node \"", name, "\" is empty");
-  return graph->AddLaunch(std::move(name),
-                          WriteKvNodes(impl_->table(), std::move(bind)), after);
+  return graph->AddLaunch(
+      std::move(name),
+      WriteKvNodes(impl_->table(), impl_->runtime()->num_nodes(),
+                   std::move(bind)),
+      after);
 }
 
 }  // namespace varlane

@@ -44,40 +44,41 @@ class RunNode final : public GraphLaunch {
 
 class WriteKvNode final : public GraphLaunch {
  public:
-  WriteKvNode(const KernelTable& table, std::shared_ptr<const BindWriteKv> bind)
-      : table_(table), bind_(std::move(bind)) {}
+  WriteKvNode(const KernelTable& table, int num_nodes,
+              std::shared_ptr<const BindWriteKv> bind)
+      : table_(table), num_nodes_(num_nodes), bind_(std::move(bind)) {}
 
   Status Prepare(void* args, GraphGrid* grid) override {
     const WriteKvNodeArgs with = (*bind_)(args);
-    VARLANE_RETURN_IF_ERROR(write_.Begin(table_, with.kv, with.layer, with.k,
-                                         with.v, with.slot_mapping));
-    grid->grid.num_threadgroups = write_.num_threadgroups();
+    VARLANE_RETURN_IF_ERROR(write_.Begin(table_, num_nodes_, with.kv,
+                                         with.layer, with.k, with.v,
+                                         with.slot_mapping));
+    grid->grid = write_.grid();
     return {};
   }
   void Run(const Threadgroup& group) override { write_(group); }
 
  private:
   const KernelTable& table_;
+  const int num_nodes_;
   std::shared_ptr<const BindWriteKv> bind_;
   KvWrite write_;
 };
 
-// Makes Nodes that share what binds them.
-template <typename Node, typename Bind>
-LaunchGraph::MakeLaunch Maker(const KernelTable& table, Bind bind) {
-  auto shared = std::make_shared<const Bind>(std::move(bind));
-  return [&table, shared] { return std::make_unique<Node>(table, shared); };
-}
-
 }  // namespace
 
 LaunchGraph::MakeLaunch RunNodes(const KernelTable& table, BindRun bind) {
-  return Maker<RunNode>(table, std::move(bind));
+  // The nodes share what binds them.
+  auto shared = std::make_shared<const BindRun>(std::move(bind));
+  return [&table, shared] { return std::make_unique<RunNode>(table, shared); };
 }
 
-LaunchGraph::MakeLaunch WriteKvNodes(const KernelTable& table,
+LaunchGraph::MakeLaunch WriteKvNodes(const KernelTable& table, int num_nodes,
                                      BindWriteKv bind) {
-  return Maker<WriteKvNode>(table, std::move(bind));
+  auto shared = std::make_shared<const BindWriteKv>(std::move(bind));
+  return [&table, num_nodes, shared] {
+    return std::make_unique<WriteKvNode>(table, num_nodes, shared);
+  };
 }
 
 }  // namespace varlane

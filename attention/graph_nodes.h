@@ -24,9 +24,10 @@ struct BoundRun {
 using BindRun = std::function<Status(void* args, BoundRun* bound)>;
 using BindWriteKv = std::function<WriteKvNodeArgs(void* args)>;
 
-// Each makes the node of one run; `table` must outlive it.
+// Each makes the node of one run; `table` must outlive it. `num_nodes` are the
+// runtime's.
 LaunchGraph::MakeLaunch RunNodes(const KernelTable& table, BindRun bind);
-LaunchGraph::MakeLaunch WriteKvNodes(const KernelTable& table,
+LaunchGraph::MakeLaunch WriteKvNodes(const KernelTable& table, int num_nodes,
                                      BindWriteKv bind);
 
 }  // namespace varlane

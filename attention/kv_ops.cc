@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/kv_blocks.h"
+#include "attention/shards.h"
 #include "base/check.h"
 #include "base/math.h"
 
@@ -25,7 +26,7 @@ Status ValidateView(Runtime* runtime, const KvView& kv) {
   VARLANE_RETURN_IF_ERROR(kv.layout.Validate());
   VARLANE_REQUIRE_ARG(kv.num_blocks >= 0, "the KV view has ", kv.num_blocks,
                       " blocks");
-  return {};
+  return ValidateShards(kv);
 }
 
 // --- copy --------------------------------------------------------------------
@@ -227,17 +228,20 @@ class BlockGather {
 Status CopyBlocks(Runtime* runtime, const KvView& kv,
                   std::span<const BlockCopy> copies) {
   VARLANE_RETURN_IF_ERROR(ValidateCopies(runtime, kv, copies));
-  const int64_t block_bytes = kv.layout.block_bytes();
-  const int64_t pieces = DivCeil(block_bytes, kCopyBytes);
+  const int64_t part_bytes = kv.part_bytes();
+  const int64_t pieces = DivCeil(part_bytes, kCopyBytes);
+  const int64_t of_a_block = pieces * kv.num_shards;
   const auto body = [&](const Threadgroup& tg) {
-    const BlockCopy& copy = copies[static_cast<size_t>(tg.index() / pieces)];
-    const int64_t begin = tg.index() % pieces * kCopyBytes;
-    const int64_t size = std::min(kCopyBytes, block_bytes - begin);
-    std::memcpy(kv.base + copy.to * block_bytes + begin,
-                kv.base + copy.from * block_bytes + begin,
-                static_cast<size_t>(size));
+    const BlockCopy& copy =
+        copies[static_cast<size_t>(tg.index() / of_a_block)];
+    const int64_t piece = tg.index() % of_a_block;
+    const int shard = static_cast<int>(piece / pieces);
+    const int64_t begin = piece % pieces * kCopyBytes;
+    const int64_t size = std::min(kCopyBytes, part_bytes - begin);
+    std::memcpy(kv.part(copy.to, shard) + begin,
+                kv.part(copy.from, shard) + begin, static_cast<size_t>(size));
   };
-  return runtime->Launch(Grid{static_cast<int64_t>(copies.size()) * pieces},
+  return runtime->Launch(Grid{static_cast<int64_t>(copies.size()) * of_a_block},
                          body);
 }
 

@@ -14,6 +14,7 @@
 
 #include "attention/kernels_of.h"
 #include "attention/kv_blocks.h"
+#include "attention/shards.h"
 #include "base/check.h"
 #include "base/math.h"
 #include "kernels/kernel_table.h"
@@ -79,7 +80,10 @@ class ChunkLists {
       }
     }
     for (const int32_t block : blocks) {
-      AddRange(kv_.k(block, layer_, 0), kv_.layout.layer_bytes(), &by_block_);
+      for (int shard = 0; shard < kv_.num_shards; ++shard) {
+        AddRange(kv_.k(block, layer_, shard * kv_.shard_heads()),
+                 kv_.layout.layer_bytes() / kv_.num_shards, &by_block_);
+      }
     }
   }
 
@@ -105,6 +109,7 @@ class ChunkLists {
 
 Status Validate(const KvView& kv, int layer, const Batch& batch) {
   VARLANE_RETURN_IF_ERROR(kv.layout.Validate());
+  VARLANE_RETURN_IF_ERROR(ValidateShards(kv));
   VARLANE_REQUIRE_ARG(kv.base != nullptr, "the KV view's base is null");
   VARLANE_REQUIRE_ARG(layer >= 0 && layer < kv.layout.num_layers,
                       "layer = ", layer, ", but the layout has ",

@@ -120,7 +120,7 @@ bool Place(const Impl& plan, int64_t seq, int64_t block, int64_t partition,
 bool AssignByBlock(const Impl& plan, int64_t index, WorkerCounters& count,
                    Assignment* to) {
   const auto [rest, partition] = Divide(index, plan.num_partitions);
-  const auto [from_last, head] = Divide(rest, plan.layout.num_kv_heads);
+  const auto [from_last, head] = Divide(rest, plan.grid_heads);
   to->head = static_cast<int>(head);
   // Later blocks see more keys: the heaviest go first.
   const int64_t block = plan.num_query_blocks - 1 - from_last;
@@ -142,7 +142,7 @@ bool AssignByBlock(const Impl& plan, int64_t index, WorkerCounters& count,
 bool AssignByDescriptor(const Impl& plan, int64_t index, WorkerCounters& count,
                         Assignment* to) {
   ++count.owner_planned;
-  const int heads = plan.layout.num_kv_heads;
+  const int heads = plan.grid_heads;
   const Impl::Descriptor& work =
       plan.descriptors[static_cast<size_t>(index / heads)];
   to->head = static_cast<int>(index % heads);
@@ -159,13 +159,28 @@ bool AssignByAxes(const Impl& plan, int64_t index, WorkerCounters& count,
   ++count.owner_padded;
   const int64_t partition = index % plan.num_partitions;
   int64_t rest = index / plan.num_partitions;
-  const int64_t heads = plan.layout.num_kv_heads;
+  const int64_t heads = plan.grid_heads;
   to->head = static_cast<int>(rest % heads);
   rest /= heads;
   const int64_t block =
       plan.padded_query_blocks - 1 - rest % plan.padded_query_blocks;
   const int64_t seq = rest / plan.padded_query_blocks;
   return Place(plan, seq, plan.FirstBlock(seq) + block, partition, to);
+}
+
+// Of the grid, or of one shard's range of it.
+bool AssignInRange(const Impl& plan, int64_t index, WorkerCounters& count,
+                   Assignment* assignment) {
+  switch (plan.owner) {
+    case OwnerPattern::kSearch:
+    case OwnerPattern::kMap:
+      return AssignByBlock(plan, index, count, assignment);
+    case OwnerPattern::kPlanned:
+      return AssignByDescriptor(plan, index, count, assignment);
+    case OwnerPattern::kPadded:
+      return AssignByAxes(plan, index, count, assignment);
+  }
+  return false;
 }
 
 }  // namespace
@@ -194,17 +209,12 @@ Status PrepareOwners(Impl* plan) {
 bool Assign(const Impl& plan, int64_t index, WorkerCounters& count,
             Assignment* assignment) {
   bool found = false;
-  switch (plan.owner) {
-    case OwnerPattern::kSearch:
-    case OwnerPattern::kMap:
-      found = AssignByBlock(plan, index, count, assignment);
-      break;
-    case OwnerPattern::kPlanned:
-      found = AssignByDescriptor(plan, index, count, assignment);
-      break;
-    case OwnerPattern::kPadded:
-      found = AssignByAxes(plan, index, count, assignment);
-      break;
+  if (plan.grid_shards == 1) {
+    found = AssignInRange(plan, index, count, assignment);
+  } else {
+    const auto [shard, within] = Divide(index, plan.shard_size);
+    found = AssignInRange(plan, within, count, assignment);
+    assignment->head += static_cast<int>(shard) * plan.grid_heads;
   }
   if (!found) ++count.surplus;
   return found;

@@ -10,6 +10,7 @@
 #include "attention/homes.h"
 #include "attention/kv_blocks.h"
 #include "attention/owner.h"
+#include "attention/shards.h"
 #include "base/check.h"
 #include "base/math.h"
 #include "kernels/args.h"
@@ -302,6 +303,7 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
   plan->num_partitions = plan->spread ? work.most_partitions : 1;
   VARLANE_RETURN_IF_ERROR(PrepareOwners(plan));
   CutByHome(num_nodes, plan);
+  CutByShard(plan);
   if (plan->spread) SizeSpread(plan);
   plan->counters.resize(static_cast<size_t>(num_workers));
   plan->worker_seconds.resize(static_cast<size_t>(num_workers));
@@ -344,6 +346,7 @@ Status MakePlan(const Batch& batch, const AttentionShape& shape,
                 AttentionPlan::Impl* plan, int num_nodes) {
   plan->ready = false;
   VARLANE_RETURN_IF_ERROR(ValidateShape(shape, kv.layout));
+  VARLANE_RETURN_IF_ERROR(ValidateShards(kv));
   VARLANE_RETURN_IF_ERROR(ValidateLengths(batch));
   VARLANE_RETURN_IF_ERROR(ValidateMasks(batch, shape));
   VARLANE_RETURN_IF_ERROR(ValidateTables(batch, shape, kv, plan));
@@ -351,6 +354,7 @@ Status MakePlan(const Batch& batch, const AttentionShape& shape,
   plan->kv_generation = kv.generation;
   try {
     FindHomes(batch, shape, kv, options, num_nodes, plan);
+    FindShards(kv, options, num_nodes, plan);
     VARLANE_RETURN_IF_ERROR(
         FillPlan(batch, shape, options, num_workers, num_nodes, plan));
   } catch (const std::bad_alloc&) {

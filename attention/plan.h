@@ -70,6 +70,16 @@ struct AttentionPlan::Impl {
   int64_t node_stride = 0;           // block ids a node
   int num_nodes = 1;                 // of the runtime
 
+  // KV heads sharded over them (shards.h).
+  int view_shards = 1;        // KvView::num_shards
+  bool shards_known = false;  // shard s is of the runtime's node s
+  int grid_shards = 1;        // ranges the grid is cut into by shard
+  int grid_heads = 0;         // KV heads of each
+  int64_t shard_size = 0;     // threadgroups of each, where there are several
+
+  // Whether a threadgroup can tell what is local to it.
+  bool counts_locality() const { return !homes.empty() || shards_known; }
+
   // Of a sequence, in the batch as it came.
   int64_t BatchIndex(int64_t seq) const {
     return batch_index.empty() ? seq : batch_index[static_cast<size_t>(seq)];

@@ -10,6 +10,7 @@
 
 #include "attention/homes.h"
 #include "attention/owner.h"
+#include "attention/shards.h"
 #include "base/check.h"
 #include "base/math.h"
 
@@ -33,6 +34,10 @@ Status ValidateRun(const Impl& plan, const KvView& kv, int layer,
                   "the plan is empty: Plan was not called, or failed");
   VARLANE_REQUIRE_ARG(kv.layout == plan.layout,
                       "the KV view's layout is not the one planned for");
+  VARLANE_REQUIRE_ARG(kv.num_shards == plan.view_shards,
+                      "the KV view has num_shards = ", kv.num_shards,
+                      ", but the plan was made for ", plan.view_shards);
+  VARLANE_RETURN_IF_ERROR(ValidateShards(kv));
   VARLANE_REQUIRE_ARG(kv.base != nullptr || plan.num_blocks_needed == 0,
                       "the KV view's base is null");
   VARLANE_REQUIRE_ARG(reinterpret_cast<uintptr_t>(kv.base) % 64 == 0,
@@ -142,6 +147,7 @@ Status PlanRun::Begin(const KernelTable& table, Impl* plan, const KvView& kv,
   plan_ = plan;
   kernels_ = &table.For(kv.layout.dtype);
   kv_ = kv;
+  part_bytes_ = kv.part_bytes();
   layer_ = layer;
   tensors_ = tensors;
   q_ = Resolve(tensors.q, plan->num_q_heads, kv.layout.head_size);
@@ -197,7 +203,7 @@ void PlanRun::Attend(const Threadgroup& tg) const {
     return;
   }
   if constexpr (kTraced) Annotate(tg, work);
-  if (!plan_->homes.empty()) CountKeys(tg, work, &count);
+  if (plan_->counts_locality()) CountKeys(tg, work, &count);
   if (!work.is_whole()) {
     RunPartition(tg, work, count);
     return;
@@ -228,8 +234,12 @@ void PlanRun::Annotate(const Threadgroup& tg, const Assignment& work) const {
 
 void PlanRun::CountKeys(const Threadgroup& tg, const Assignment& work,
                         WorkerCounters* count) const {
-  const KeyRange keys = KeysOf(work);
-  CountLocality(*plan_, tg.node(), work.item.seq, keys.low, keys.high, count);
+  const auto [low, high] = KeysOf(work);
+  if (plan_->shards_known) {
+    CountShardLocality(*plan_, tg.node(), work.head, low, high, count);
+  } else {
+    CountLocality(*plan_, tg.node(), work.item.seq, low, high, count);
+  }
 }
 
 AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
@@ -281,7 +291,7 @@ KvPages PlanRun::PagesOf(const Item& item, int head) const {
   KvPages pages;
   pages.k = kv_.k(0, layer_, head);
   pages.v = kv_.v(0, layer_, head);
-  pages.block_bytes = plan_->layout.block_bytes();
+  pages.block_bytes = part_bytes_;
   pages.block_table =
       plan_->block_tables.data() + item.seq * plan_->block_table_stride;
   pages.block_size_log2 =

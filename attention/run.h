@@ -72,6 +72,7 @@ class PlanRun {
   AttentionPlan::Impl* plan_ = nullptr;
   const KvKernels* kernels_ = nullptr;
   KvView kv_;
+  int64_t part_bytes_ = 0;  // KvView's
   int layer_ = 0;
   AttentionTensors tensors_;
   Strides q_;

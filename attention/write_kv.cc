@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "attention/shards.h"
 #include "base/check.h"
 #include "base/math.h"
 
@@ -19,6 +20,7 @@ Status Validate(const KvView& kv, int layer, const ConstTensor& k,
   VARLANE_REQUIRE_ARG(layer >= 0 && layer < kv.layout.num_layers,
                       "layer = ", layer, ", but the layout has ",
                       kv.layout.num_layers, " layers");
+  VARLANE_RETURN_IF_ERROR(ValidateShards(kv));
   if (slot_mapping.empty()) return {};
   VARLANE_REQUIRE_ARG(k.data != nullptr, "k is null");
   VARLANE_REQUIRE_ARG(v.data != nullptr, "v is null");
@@ -53,8 +55,8 @@ const void* RowOf(const ConstTensor& tensor, int64_t token, int head,
 
 }  // namespace
 
-Status KvWrite::Begin(const KernelTable& table, const KvView& kv, int layer,
-                      const ConstTensor& k, const ConstTensor& v,
+Status KvWrite::Begin(const KernelTable& table, int num_nodes, const KvView& kv,
+                      int layer, const ConstTensor& k, const ConstTensor& v,
                       std::span<const int64_t> slot_mapping) {
   VARLANE_RETURN_IF_ERROR(Validate(kv, layer, k, v, slot_mapping));
   kernels_ = &table.For(kv.layout.dtype);
@@ -63,19 +65,36 @@ Status KvWrite::Begin(const KernelTable& table, const KvView& kv, int layer,
   k_ = k;
   v_ = v;
   slot_mapping_ = slot_mapping;
+  shard_size_ = DivCeil(std::ssize(slot_mapping), kTokensPerGroup);
+  num_cuts_ = 0;
+  if (kv.num_shards > 1 && kv.num_shards == num_nodes &&
+      num_nodes <= kMostNodes) {
+    for (int node = 0; node <= num_nodes; ++node) {
+      node_begin_[static_cast<size_t>(num_cuts_++)] = node * shard_size_;
+    }
+  }
   return {};
 }
 
-int64_t KvWrite::num_threadgroups() const noexcept {
-  return DivCeil(static_cast<int64_t>(slot_mapping_.size()), kTokensPerGroup);
+Grid KvWrite::grid() const noexcept {
+  return {shard_size_ * kv_.num_shards,
+          std::span(node_begin_).first(static_cast<size_t>(num_cuts_))};
 }
 
 void KvWrite::operator()(const Threadgroup& group) const {
   const auto num_tokens = static_cast<int64_t>(slot_mapping_.size());
-  const int64_t begin = group.index() * kTokensPerGroup;
+  int head_begin = 0;
+  int head_end = kv_.layout.num_kv_heads;
+  int64_t index = group.index();
+  if (kv_.num_shards > 1) {
+    head_begin = static_cast<int>(index / shard_size_) * kv_.shard_heads();
+    head_end = head_begin + kv_.shard_heads();
+    index %= shard_size_;
+  }
+  const int64_t begin = index * kTokensPerGroup;
   const int64_t end = std::min(num_tokens, begin + kTokensPerGroup);
   // Heads outside: a block's lines are revisited while they are in L1.
-  for (int head = 0; head < kv_.layout.num_kv_heads; ++head) {
+  for (int head = head_begin; head < head_end; ++head) {
     for (int64_t token = begin; token < end; ++token) {
       if (slot_mapping_[static_cast<size_t>(token)] >= 0) {
         WriteToken(token, head);
@@ -106,10 +125,11 @@ Status WriteKvTokens(Runtime* runtime, const KernelTable& table,
                      const ConstTensor& v,
                      std::span<const int64_t> slot_mapping) {
   KvWrite write;
-  VARLANE_RETURN_IF_ERROR(write.Begin(table, kv, layer, k, v, slot_mapping));
+  VARLANE_RETURN_IF_ERROR(
+      write.Begin(table, runtime->num_nodes(), kv, layer, k, v, slot_mapping));
   LaunchOptions options;
   options.name = "write_kv";
-  return runtime->Launch(Grid{write.num_threadgroups()}, write, options);
+  return runtime->Launch(write.grid(), write, options);
 }
 
 }  // namespace varlane

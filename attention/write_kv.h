@@ -5,6 +5,7 @@
 #ifndef VARLANE_ATTENTION_WRITE_KV_H_
 #define VARLANE_ATTENTION_WRITE_KV_H_
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -14,17 +15,23 @@
 
 namespace varlane {
 
-// One write: Begin, then the body for each threadgroup.
+// One write: Begin, then the body for each threadgroup. Where the view's heads
+// are sharded each shard has threadgroups of its own, for the node's workers
+// where the shards are those of the runtime's `num_nodes` nodes.
 class KvWrite {
  public:
   // Errors: as Attention::WriteKv. `slot_mapping` stays the caller's.
-  Status Begin(const KernelTable& table, const KvView& kv, int layer,
-               const ConstTensor& k, const ConstTensor& v,
+  Status Begin(const KernelTable& table, int num_nodes, const KvView& kv,
+               int layer, const ConstTensor& k, const ConstTensor& v,
                std::span<const int64_t> slot_mapping);
-  int64_t num_threadgroups() const noexcept;
+  // Valid while this object lives and does not Begin anew.
+  Grid grid() const noexcept;
   void operator()(const Threadgroup& group) const;
 
  private:
+  // More nodes than this do not get ranges of their own.
+  static constexpr int kMostNodes = 64;
+
   void WriteToken(int64_t token, int head) const;
 
   const KvKernels* kernels_ = nullptr;
@@ -33,6 +40,9 @@ class KvWrite {
   ConstTensor k_;
   ConstTensor v_;
   std::span<const int64_t> slot_mapping_;
+  int64_t shard_size_ = 0;  // threadgroups of a shard
+  int num_cuts_ = 0;        // entries of node_begin_ in use
+  std::array<int64_t, kMostNodes + 1> node_begin_ = {};
 };
 
 // Errors: as Attention::WriteKv.

@@ -38,36 +38,41 @@ BlockMemory::BlockMemory(const BlockMemoryOptions& options, Runtime* runtime)
 
 Result<std::unique_ptr<BlockMemory>> BlockMemory::Create(
     const BlockMemoryOptions& options, Runtime* runtime) try {
-  const int64_t num_nodes = runtime->num_nodes();
+  const int64_t num_ranges = runtime->num_nodes();
+  const int64_t num_shards = options.shard_blocks ? num_ranges : 1;
+  const int64_t num_nodes = num_ranges / num_shards;
+  const int64_t part_bytes = options.block_bytes / num_shards;
   // A node's range starts on a huge page. Of the blocks that fill huge pages
   // without a rest a node takes a multiple.
   const int64_t unit =
-      num_nodes == 1
-          ? 1
-          : kHugePageBytes / std::gcd(kHugePageBytes, options.block_bytes);
+      num_nodes == 1 ? 1
+                     : kHugePageBytes / std::gcd(kHugePageBytes, part_bytes);
   const int64_t blocks_per_node =
       RoundUp(DivCeil(options.max_blocks, num_nodes), unit);
-  const auto node_bytes = CheckedMul(options.block_bytes, blocks_per_node);
-  const auto bytes = CheckedMul(node_bytes.value_or(0), num_nodes);
+  const auto range_bytes = CheckedMul(part_bytes, blocks_per_node);
+  const auto bytes = CheckedMul(range_bytes.value_or(0), num_ranges);
   VARLANE_REQUIRE_ARG(
-      node_bytes && bytes &&
-          CheckedAdd(*bytes, 2 * kMaxSlabBytes).has_value() &&
+      range_bytes && bytes &&
+          CheckedAdd(*bytes, (num_shards + 1) * kMaxSlabBytes).has_value() &&
           blocks_per_node * num_nodes <= std::numeric_limits<BlockId>::max(),
       "max_blocks = ", options.max_blocks, " blocks of ", options.block_bytes,
-      " bytes on ", num_nodes, " NUMA nodes overflow 64 bits, or their ids 32");
+      " bytes on ", num_ranges,
+      " NUMA nodes overflow 64 bits, or their ids 32");
   std::unique_ptr<BlockMemory> memory(new BlockMemory(options, runtime));
-  const int64_t slab_bytes = SlabBytesFor(*bytes);
-  memory->stats_.slab_bytes = slab_bytes;
+  const int64_t slab_part_bytes = SlabBytesFor(*bytes / num_shards);
+  memory->num_shards_ = static_cast<int>(num_shards);
+  memory->slab_part_bytes_ = slab_part_bytes;
+  memory->stats_.slab_bytes = slab_part_bytes * num_shards;
   memory->blocks_per_node_ = blocks_per_node;
-  memory->node_bytes_ =
-      num_nodes == 1 ? RoundUp(*node_bytes, slab_bytes) : *node_bytes;
-  const int64_t reserved_bytes = memory->node_bytes_ * num_nodes;
+  memory->range_bytes_ =
+      num_nodes == 1 ? RoundUp(*range_bytes, slab_part_bytes) : *range_bytes;
+  const int64_t reserved_bytes = memory->range_bytes_ * num_ranges;
   const auto max_slabs =
-      static_cast<size_t>(DivCeil(memory->node_bytes_, slab_bytes));
+      static_cast<size_t>(DivCeil(memory->range_bytes_, slab_part_bytes));
   memory->nodes_.resize(static_cast<size_t>(num_nodes));
   for (Node& node : memory->nodes_) {
     node.pages.resize(max_slabs, HugePages::kOff);
-    node.is_locked.resize(max_slabs, 0);
+    node.locked.resize(max_slabs, 0);
   }
   memory->before_.resize(static_cast<size_t>(num_nodes));
   memory->even_.resize(static_cast<size_t>(num_nodes));
@@ -96,26 +101,33 @@ BlockMemory::~BlockMemory() {
 
 // --- arithmetic --------------------------------------------------------------
 
-BlockMemory::Range BlockMemory::SlabRange(int node, int64_t begin,
+BlockMemory::Range BlockMemory::SlabRange(int range, int64_t begin,
                                           int64_t end) const noexcept {
-  const int64_t from = begin * stats_.slab_bytes;
-  const int64_t to = std::min(end * stats_.slab_bytes, node_bytes_);
-  return {base_ + node * node_bytes_ + from, std::max<int64_t>(0, to - from)};
+  const int64_t from = begin * slab_part_bytes_;
+  const int64_t to = std::min(end * slab_part_bytes_, range_bytes_);
+  return {base_ + range * range_bytes_ + from, std::max<int64_t>(0, to - from)};
+}
+
+int64_t BlockMemory::BytesOf(int node, int64_t begin,
+                             int64_t end) const noexcept {
+  return SlabRange(node, begin, end).bytes * num_shards_;
 }
 
 // One arena may have all of the machine's nodes, or a part of one, and that of
 // a described machine is on none of this one's.
-int BlockMemory::SystemNode(int node) const noexcept {
+int BlockMemory::SystemNode(int range) const noexcept {
   const Topology& topology = runtime_->topology();
-  const int memory = runtime_->MemoryOfNode(node);
+  const int memory = runtime_->MemoryOfNode(range);
   const bool is_placed =
       topology.is_this_machine && topology.nodes.size() > 1 && memory >= 0;
   return is_placed ? topology.nodes[static_cast<size_t>(memory)].os_index : -1;
 }
 
-PagePlacement BlockMemory::QueryPages(int node, int64_t bytes) const noexcept {
+PagePlacement BlockMemory::QueryPages(int memory_node,
+                                      int64_t bytes) const noexcept {
   if (!runtime_->topology().is_this_machine) return {.unknown = bytes};
-  return QueryPlacement(base_ + node * node_bytes_, bytes, SystemNode(node));
+  return QueryPlacement(base_ + memory_node * range_bytes_, bytes,
+                        SystemNode(memory_node));
 }
 
 int64_t BlockMemory::SlabsOf(int64_t num_blocks) const noexcept {
@@ -123,11 +135,11 @@ int64_t BlockMemory::SlabsOf(int64_t num_blocks) const noexcept {
 }
 
 int64_t BlockMemory::SlabBytesOf(int64_t num_blocks) const noexcept {
-  return SlabRange(0, 0, SlabsOf(num_blocks)).bytes;
+  return BytesOf(0, 0, SlabsOf(num_blocks));
 }
 
 int64_t BlockMemory::committed_bytes(int node) const noexcept {
-  return SlabRange(node, 0, nodes_[static_cast<size_t>(node)].committed).bytes;
+  return BytesOf(node, 0, nodes_[static_cast<size_t>(node)].committed);
 }
 
 int64_t BlockMemory::committed_blocks(int node) const noexcept {
@@ -150,7 +162,7 @@ int64_t BlockMemory::BlocksIn(int64_t bytes,
         slabs / num_nodes() + (node < slabs % num_nodes() ? 1 : 0);
     const int64_t fitting =
         std::min({left, blocks_per_node_,
-                  SlabRange(node, 0, share).bytes / options_.block_bytes});
+                  BytesOf(node, 0, share) / options_.block_bytes});
     if (!num_blocks.empty()) num_blocks[static_cast<size_t>(node)] = fitting;
     left -= fitting;
   }
@@ -212,7 +224,7 @@ Status BlockMemory::Commit(std::span<const int64_t> num_blocks) {
     VARLANE_DCHECK(num_blocks[at] <= blocks_per_node_);
     before_[at] = nodes_[at].committed;
     total += num_blocks[at];
-    bytes += SlabRange(node, before_[at], SlabsOf(num_blocks[at])).bytes;
+    bytes += BytesOf(node, before_[at], SlabsOf(num_blocks[at]));
   }
   if (bytes == 0) return {};
   // Refuse at once what cannot end well, before half of it is touched. Explicit
@@ -260,30 +272,40 @@ Status BlockMemory::CommitSlabs(std::span<const int64_t> num_blocks,
 Status BlockMemory::CommitSlab(int node, int64_t num_blocks) {
   Node& owner = nodes_[static_cast<size_t>(node)];
   const int64_t slab = owner.committed;
-  const auto [data, bytes] = SlabRange(node, slab, slab + 1);
+  owner.pages[static_cast<size_t>(slab)] = HugePages::kExplicit;
+  owner.locked[static_cast<size_t>(slab)] = 0;
+  for (int shard = 0; shard < num_shards_; ++shard) {
+    VARLANE_RETURN_IF_ERROR(CommitPart(node + shard, slab, num_blocks, &owner));
+  }
+  owner.committed = slab + 1;
+  return {};
+}
+
+Status BlockMemory::CommitPart(int range, int64_t slab, int64_t num_blocks,
+                               Node* owner) {
+  const auto at = static_cast<size_t>(slab);
+  const auto [data, bytes] = SlabRange(range, slab, slab + 1);
   const Result<HugePages> pages =
       fd_ >= 0 ? CommitFileMemory(data, bytes, fd_, data - base_,
                                   options_.huge_pages)
                : CommitMemory(data, bytes, options_.huge_pages);
   VARLANE_RETURN_IF_ERROR(pages.status());
-  owner.pages[static_cast<size_t>(slab)] = *pages;
+  owner->pages[at] = std::min(owner->pages[at], *pages);
   if (*pages != HugePages::kExplicit) {
     VARLANE_RETURN_IF_ERROR(CheckRoom({.touched = bytes}, num_blocks));
   }
-  if (const int os_node = SystemNode(node); os_node >= 0) {
+  if (const int os_node = SystemNode(range); os_node >= 0) {
     const int error = PreferNode(data, bytes, os_node);
     if (error != 0) stats_.mempolicy_error = error;
   }
-  VARLANE_RETURN_IF_ERROR(Populate(node, {data, bytes}));
-  VARLANE_RETURN_IF_ERROR(LockSlab(node, slab));
-  owner.committed = slab + 1;
-  return {};
+  VARLANE_RETURN_IF_ERROR(Populate(range, {data, bytes}));
+  return LockPart({data, bytes}, &owner->locked[at]);
 }
 
 // By all workers, piece by piece: zeroing is what a commit takes its time for.
 // Where there are several nodes by one worker of the right one, since workers
 // of others would help a launch, and the first touch decides.
-Status BlockMemory::Populate(int node, const Range& range) {
+Status BlockMemory::Populate(int range, const Range& part) {
   std::mutex mutex;
   Status populated;
   const auto populate = [&](std::byte* data, int64_t bytes) {
@@ -292,29 +314,24 @@ Status BlockMemory::Populate(int node, const Range& range) {
     const std::lock_guard lock(mutex);
     populated = status;
   };
-  if (num_nodes() > 1) {
+  if (memory_nodes() > 1) {
     VARLANE_RETURN_IF_ERROR(
-        runtime_->RunOnNode(node, [&] { populate(range.data, range.bytes); }));
+        runtime_->RunOnNode(range, [&] { populate(part.data, part.bytes); }));
     return populated;
   }
   VARLANE_RETURN_IF_ERROR(runtime_->Launch(
-      Grid{DivCeil(range.bytes, kHugePageBytes)},
-      [&](const Threadgroup& piece) {
+      Grid{DivCeil(part.bytes, kHugePageBytes)}, [&](const Threadgroup& piece) {
         const int64_t at = piece.index() * kHugePageBytes;
-        populate(range.data + at, std::min(kHugePageBytes, range.bytes - at));
+        populate(part.data + at, std::min(kHugePageBytes, part.bytes - at));
       }));
   return populated;
 }
 
-Status BlockMemory::LockSlab(int node, int64_t slab) {
-  uint8_t& is_locked =
-      nodes_[static_cast<size_t>(node)].is_locked[static_cast<size_t>(slab)];
-  is_locked = 0;
+Status BlockMemory::LockPart(const Range& part, int64_t* locked) {
   if (options_.lock == MemoryLock::kOff) return {};
-  const auto [data, bytes] = SlabRange(node, slab, slab + 1);
-  const int error = LockMemory(data, bytes);
+  const int error = LockMemory(part.data, part.bytes);
   if (error == 0) {
-    is_locked = 1;
+    *locked += part.bytes;
     return {};
   }
   stats_.lock_error = error;
@@ -322,17 +339,21 @@ Status BlockMemory::LockSlab(int node, int64_t slab) {
       options_.lock != MemoryLock::kRequired, StatusCode::kResourceExhausted,
       "lock = required, but mlock "
       "of ",
-      FormatBytes(bytes), " after ", FormatBytes(stats_.locked_bytes),
+      FormatBytes(part.bytes), " after ", FormatBytes(stats_.locked_bytes),
       " failed: ", std::generic_category().message(error),
       "; see ulimit -l (RLIMIT_MEMLOCK)");
   return {};
 }
 
 Status BlockMemory::Decommit(int node, int64_t begin, int64_t end) {
-  const auto [data, bytes] = SlabRange(node, begin, end);
-  if (bytes == 0) return {};
-  return fd_ >= 0 ? DecommitFileMemory(data, bytes, fd_, data - base_)
-                  : DecommitMemory(data, bytes);
+  for (int shard = 0; shard < num_shards_; ++shard) {
+    const auto [data, bytes] = SlabRange(node + shard, begin, end);
+    if (bytes == 0) continue;
+    VARLANE_RETURN_IF_ERROR(
+        fd_ >= 0 ? DecommitFileMemory(data, bytes, fd_, data - base_)
+                 : DecommitMemory(data, bytes));
+  }
+  return {};
 }
 
 Status BlockMemory::Release(std::span<const int64_t> num_blocks) {
@@ -345,9 +366,10 @@ Status BlockMemory::Release(std::span<const int64_t> num_blocks) {
     const int64_t begin = std::min(end, SlabsOf(num_blocks[at]));
     status = Decommit(node, begin, end);
     if (!status.ok()) {
-      // The node's own slabs are all there still; what nodes before it gave
-      // back is taken again.
-      for (int other = 0; other < node; ++other) {
+      // The node's own slabs are all there still, unless shards before the one
+      // that failed gave their parts back; what is gone is taken again.
+      if (num_shards_ > 1) nodes_[at].committed = begin;
+      for (int other = 0; other <= node; ++other) {
         const auto earlier = static_cast<size_t>(other);
         Status again;
         while (again.ok() && nodes_[earlier].committed < before_[earlier]) {
@@ -380,8 +402,7 @@ void BlockMemory::CountSlabs() noexcept {
     for (int64_t slab = 0; slab < owner.committed; ++slab) {
       const auto at = static_cast<size_t>(slab);
       stats_.huge_pages = std::min(stats_.huge_pages, owner.pages[at]);
-      if (owner.is_locked[at] == 0) continue;
-      stats_.locked_bytes += SlabRange(node, slab, slab + 1).bytes;
+      stats_.locked_bytes += owner.locked[at];
     }
   }
 }
@@ -392,9 +413,11 @@ void BlockMemory::UpdateStats() {
   int64_t huge_page_bytes = 0;
   for (int node = 0; node < num_nodes(); ++node) {
     const int64_t slabs = nodes_[static_cast<size_t>(node)].committed;
-    const auto [data, bytes] = SlabRange(node, 0, slabs);
-    const Result<int64_t> given = HugePageBytes(data, bytes);
-    huge_page_bytes += given.ok() ? *given : 0;
+    for (int shard = 0; shard < num_shards_; ++shard) {
+      const auto [data, bytes] = SlabRange(node + shard, 0, slabs);
+      const Result<int64_t> given = HugePageBytes(data, bytes);
+      huge_page_bytes += given.ok() ? *given : 0;
+    }
   }
   stats_.huge_page_bytes = huge_page_bytes;
   for (size_t at = 0; at < nodes_.size(); ++at) {

@@ -5,6 +5,7 @@
 #include "varlane/kv_pool.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <utility>
@@ -31,6 +32,12 @@ Status Validate(const KvPoolOptions& options, const Runtime* runtime) {
   constexpr int64_t kMost = std::numeric_limits<BlockId>::max();
   VARLANE_REQUIRE_ARG(runtime != nullptr, "runtime is null");
   VARLANE_RETURN_IF_ERROR(options.layout.Validate());
+  VARLANE_REQUIRE_ARG(
+      !options.shard_heads ||
+          options.layout.num_kv_heads % runtime->num_nodes() == 0,
+      "num_kv_heads = ", options.layout.num_kv_heads,
+      ", but with shard_heads it must be a multiple of the runtime's ",
+      runtime->num_nodes(), " NUMA nodes");
   VARLANE_REQUIRE_ARG(options.num_blocks >= 1 && options.num_blocks <= kMost,
                       "num_blocks = ", options.num_blocks, ", must be in [1, ",
                       kMost, "]");
@@ -134,8 +141,27 @@ KvPool::Impl::Impl(const KvPoolOptions& options, const PrefixHashKey& key,
 // The address range may be somebody else's next.
 KvPool::Impl::~Impl() {
   for (int node = 0; node < num_nodes(); ++node) {
-    BlockPoison::Allow(memory_->BlockData(allocator_.FirstBlockOf(node)),
-                       allocator_.capacity(node) * block_bytes_);
+    AllowBlocks(allocator_.FirstBlockOf(node), allocator_.capacity(node));
+  }
+}
+
+void KvPool::Impl::AllowBlocks(BlockId first, int64_t count) const noexcept {
+  for (int shard = 0; shard < num_shards(); ++shard) {
+    BlockPoison::Allow(memory_->BlockPart(first, shard),
+                       count * memory_->part_bytes());
+  }
+}
+
+void KvPool::Impl::ForbidBlock(BlockId block) const noexcept {
+  for (int shard = 0; shard < num_shards(); ++shard) {
+    poison_.Forbid(memory_->BlockPart(block, shard), memory_->part_bytes());
+  }
+}
+
+void KvPool::Impl::CopyBlock(BlockId from, BlockId to) const noexcept {
+  for (int shard = 0; shard < num_shards(); ++shard) {
+    std::memcpy(memory_->BlockPart(to, shard), memory_->BlockPart(from, shard),
+                static_cast<size_t>(memory_->part_bytes()));
   }
 }
 
@@ -153,6 +179,8 @@ KvView KvPool::Impl::view() const noexcept {
     view.node_blocks = allocator_.capacities();
     view.node_stride = allocator_.blocks_per_node();
   }
+  view.num_shards = num_shards();
+  view.shard_stride = memory_->shard_stride();
   view.generation = generation_.load(std::memory_order_acquire);
   return view;
 }
@@ -184,6 +212,7 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(const KvPoolOptions& options,
                            .huge_pages = options.huge_pages,
                            .backing = options.backing,
                            .lock = options.lock,
+                           .shard_blocks = options.shard_heads,
                            .check_limits = options.check_limits},
                           runtime);
   VARLANE_RETURN_IF_ERROR(memory.status());
@@ -210,7 +239,8 @@ KvView KvPool::view() const noexcept { return impl_->view(); }
 int64_t KvPool::capacity_blocks() const noexcept { return impl_->capacity(); }
 int64_t KvPool::free_blocks() const { return impl_->available_blocks(); }
 KvPoolStats KvPool::stats() const { return impl_->stats(); }
-int KvPool::num_nodes() const noexcept { return impl_->num_nodes(); }
+int KvPool::num_nodes() const noexcept { return impl_->memory_nodes(); }
+int KvPool::num_shards() const noexcept { return impl_->num_shards(); }
 KvNodeStats KvPool::node_stats(int node) const {
   return impl_->node_stats(node);
 }

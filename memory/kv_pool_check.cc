@@ -48,21 +48,24 @@ KvPoolStats KvPool::Impl::stats() const {
 }
 
 KvNodeStats KvPool::Impl::node_stats(int node) const {
-  if (node < 0 || node >= num_nodes()) return {};
+  if (node < 0 || node >= memory_nodes()) return {};
   const std::lock_guard lock(sequences_.groups()[0].mutex);
-  const BlockCounts counts = allocator_.counts(node);
-  return {.capacity_blocks = counts.capacity,
-          .free_blocks = counts.free,
-          .cached_blocks = counts.cached,
-          .referenced_blocks = counts.referenced(),
-          .committed_bytes = published_node_bytes_[static_cast<size_t>(node)]};
+  const int of_ids = num_shards() > 1 ? 0 : node;
+  const BlockCounts counts = allocator_.counts(of_ids);
+  return {
+      .capacity_blocks = counts.capacity,
+      .free_blocks = counts.free,
+      .cached_blocks = counts.cached,
+      .referenced_blocks = counts.referenced(),
+      .committed_bytes =
+          published_node_bytes_[static_cast<size_t>(of_ids)] / num_shards()};
 }
 
 KvPlacement KvPool::Impl::MeasurePlacement(int node) const {
   KvPlacement all;
-  for (int n = std::max(node, 0); n < (node < 0 ? num_nodes() : node + 1);
+  for (int n = std::max(node, 0); n < (node < 0 ? memory_nodes() : node + 1);
        ++n) {
-    if (n >= num_nodes()) break;
+    if (n >= memory_nodes()) break;
     // What is given back meanwhile is absent.
     const PagePlacement pages =
         memory_->QueryPages(n, node_stats(n).committed_bytes);

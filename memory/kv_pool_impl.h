@@ -50,7 +50,11 @@ class KvPool::Impl {
   KvView view() const noexcept;
   int64_t capacity() const noexcept { return allocator_.capacity(); }
   int64_t available_blocks() const noexcept;
+  // Nodes that ids tell apart, and nodes whose memory the pool has: where heads
+  // are sharded 1 and num_shards(), else the same number.
   int num_nodes() const noexcept { return allocator_.num_nodes(); }
+  int memory_nodes() const noexcept { return memory_->memory_nodes(); }
+  int num_shards() const noexcept { return memory_->num_shards(); }
   int NodeOfBlock(BlockId block) const noexcept;
   int memory_fd() const noexcept { return memory_->memory_fd(); }
 
@@ -118,9 +122,10 @@ class KvPool::Impl {
     Admission admission;
   };
 
-  std::byte* BlockData(BlockId block) const {
-    return memory_->BlockData(block);
-  }
+  // All parts of `count` blocks whose ids follow each other.
+  void AllowBlocks(BlockId first, int64_t count) const noexcept;
+  void ForbidBlock(BlockId block) const noexcept;
+  void CopyBlock(BlockId from, BlockId to) const noexcept;
 
   // The sequence's group is locked in these.
   AppendPlan PlanAppend(const KvSequence& seq, int64_t num_tokens) const;

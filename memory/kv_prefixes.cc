@@ -3,7 +3,6 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
-#include <cstring>
 #include <limits>
 #include <new>
 #include <vector>
@@ -27,8 +26,8 @@ Result<PrefixMatch> KvPool::Impl::FindPrefix(
 Result<PrefixMatch> KvPool::Impl::MatchPrefix(const SequenceOptions& options,
                                               std::span<const int32_t> prompt) {
   VARLANE_REQUIRE_ARG(
-      options.home_node >= -1 && options.home_node < num_nodes(),
-      "home_node = ", options.home_node, ", must be in [-1, ", num_nodes(),
+      options.home_node >= -1 && options.home_node < memory_nodes(),
+      "home_node = ", options.home_node, ", must be in [-1, ", memory_nodes(),
       ")");
   PrefixMatch match;
   match.seq = CreateSequence(options);
@@ -85,9 +84,7 @@ void KvPool::Impl::CopyPrefix(std::span<const int32_t> prompt,
                               PrefixMatch* match) {
   AppendPlan plan = PlanAppend(*seq, taken.partial_tokens);
   if (!plan.admission.admitted() || !TakeBlocks(plan, seq)) return;
-  std::memcpy(BlockData(seq->table.blocks().back()),
-              BlockData(taken.partial_block),
-              static_cast<size_t>(block_bytes_));
+  CopyBlock(taken.partial_block, seq->table.blocks().back());
   const std::span<const int32_t> copied =
       prompt.subspan(static_cast<size_t>(seq->table.length()),
                      static_cast<size_t>(taken.partial_tokens));

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <numeric>
@@ -340,7 +339,7 @@ Status KvPool::Impl::ShrinkTo(std::span<const int64_t> targets,
       VARLANE_DCHECK(shrunk);
       (void)shrunk;
       const int64_t first = allocator_.FirstBlockOf(node) + targets[at];
-      BlockPoison::Allow(memory_->BlockData(first), fewer * block_bytes_);
+      AllowBlocks(static_cast<BlockId>(first), fewer);
     }
     generation_.fetch_add(1, std::memory_order_release);
   }
@@ -366,15 +365,14 @@ void KvPool::Impl::MoveBlocks(std::span<const BlockMove> moves,
                               const BlockRenames& renames) {
   if (moves.empty()) return;
   for (const auto& [from, to] : moves) {
-    BlockPoison::Allow(BlockData(to), block_bytes_);
-    std::memcpy(BlockData(to), BlockData(from),
-                static_cast<size_t>(block_bytes_));
+    AllowBlocks(to, 1);
+    CopyBlock(from, to);
     charged_to_[static_cast<size_t>(to)] =
         charged_to_[static_cast<size_t>(from)];
     const bool moved = allocator_.Move(from, to);
     VARLANE_DCHECK(moved);
     (void)moved;
-    poison_.Forbid(BlockData(from), block_bytes_);
+    ForbidBlock(from);
     if (prefixes_ != nullptr) prefixes_->Move(from, to);
   }
   for (SequenceTable::Group& group : sequences_.groups()) {

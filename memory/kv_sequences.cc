@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <new>
 #include <utility>
 
@@ -23,7 +22,7 @@ constexpr int kPeakSkips = 63;
 }  // namespace
 
 SeqId KvPool::Impl::CreateSequence(const SequenceOptions& options) try {
-  if (options.home_node < -1 || options.home_node >= num_nodes()) return -1;
+  if (options.home_node < -1 || options.home_node >= memory_nodes()) return -1;
   Tenant* const tenant = tenants_.Join(options.tenant);
   const SeqId seq = sequences_.NewId();
   SequenceTable::Group& group = sequences_.GroupOf(seq);
@@ -34,7 +33,7 @@ SeqId KvPool::Impl::CreateSequence(const SequenceOptions& options) try {
                         .tokens = {.cursor = {.tenant = options.tenant}},
                         .tenant_id = options.tenant,
                         .tenant = tenant,
-                        .home_node = options.home_node});
+                        .home_node = num_shards() > 1 ? 0 : options.home_node});
     num_sequences_.Add(1);
   } catch (const std::bad_alloc&) {
     tenants_.Leave(options.tenant);
@@ -178,7 +177,7 @@ bool KvPool::Impl::TakeBlocks(const AppendPlan& plan, KvSequence* seq) {
   seq->home_node = home;
   if (spilled > 0) spilled_blocks_.Add(spilled);
   for (const BlockId block : blocks) {
-    BlockPoison::Allow(BlockData(block), block_bytes_);
+    AllowBlocks(block, 1);
     charged_to_[static_cast<size_t>(block)] = seq->tenant;
   }
   if (plan.copies_tail) {
@@ -191,8 +190,7 @@ bool KvPool::Impl::TakeBlocks(const AppendPlan& plan, KvSequence* seq) {
 
 void KvPool::Impl::CopyTail(KvSequence* seq, int64_t entry, BlockId copy) {
   const BlockId shared = seq->table.blocks()[static_cast<size_t>(entry)];
-  std::memcpy(BlockData(copy), BlockData(shared),
-              static_cast<size_t>(block_bytes_));
+  CopyBlock(shared, copy);
   seq->table.ReplaceBlock(entry, copy);
   // Another holder may have copied it at the same time, so that this reference
   // was the last one.
@@ -303,7 +301,7 @@ Status KvPool::Impl::ReleaseBlocks(std::span<const BlockId> blocks) {
 
 void KvPool::Impl::FreeOwnerless(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
-    poison_.Forbid(BlockData(block), block_bytes_);
+    ForbidBlock(block);
   }
   allocator_.Free(blocks);
 }

@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/os_calls.h"
 #include "base/xxhash64.h"
+#include "memory/block_parts.h"
 #include "memory/file.h"
 #include "memory/session_header.h"
 #include "memory/step_pin.h"
@@ -63,9 +64,10 @@ Result<std::vector<int32_t>> BlocksOf(const KvPool& pool, SeqId sequence,
   return blocks;
 }
 
+// A block where it stands, for a pool whose blocks are whole.
 std::span<std::byte> BlockData(const KvPool& pool, int32_t block) {
-  const int64_t bytes = pool.layout().block_bytes();
-  return {pool.view().base + block * bytes, static_cast<size_t>(bytes)};
+  return {pool.view().part(block, 0),
+          static_cast<size_t>(pool.layout().block_bytes())};
 }
 
 // Zeroes the slots [used, block_size) of a block, all layers and heads.
@@ -192,16 +194,21 @@ Status WriteSession(const KvPool& pool, SeqId sequence,
   VARLANE_RETURN_IF_ERROR(blocks.status());
   const KvLayout& layout = header.layout;
   const int tail = static_cast<int>(header.length % layout.block_size);
-  std::vector<std::byte> tail_block;
+  const bool is_whole = pool.num_shards() == 1;
+  std::vector<std::byte> packed;  // of a sharded block, or the tail
   Index index(header);
   index.SetTokens(tokens);
   int64_t offset = header.data_begin();
   for (size_t i = 0; i < blocks->size(); ++i) {
-    std::span<const std::byte> data = BlockData(pool, (*blocks)[i]);
-    if (tail != 0 && i + 1 == blocks->size()) {
-      tail_block.assign(data.begin(), data.end());
-      ClearSlotsFrom(tail, layout, tail_block.data());
-      data = tail_block;
+    const bool is_tail = tail != 0 && i + 1 == blocks->size();
+    std::span<const std::byte> data;
+    if (is_whole && !is_tail) {
+      data = BlockData(pool, (*blocks)[i]);
+    } else {
+      packed.resize(static_cast<size_t>(layout.block_bytes()));
+      PackBlock(pool.view(), (*blocks)[i], packed.data());
+      if (is_tail) ClearSlotsFrom(tail, layout, packed.data());
+      data = packed;
     }
     index.SetChecksum(i, XxHash64(data));
     VARLANE_RETURN_IF_ERROR(file.WriteAt(offset, data));
@@ -243,14 +250,19 @@ Result<OpenSession> OpenSessionFile(const std::string& path) {
 
 Status ReadBlocks(const KvPool& pool, const OpenSession& session,
                   const Index& index, std::span<const int32_t> blocks) {
+  const bool is_whole = pool.num_shards() == 1;
+  std::vector<std::byte> packed(
+      is_whole ? 0 : static_cast<size_t>(pool.layout().block_bytes()));
   int64_t offset = session.header.data_begin();
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const std::span<std::byte> data = BlockData(pool, blocks[i]);
+    const std::span<std::byte> data =
+        is_whole ? BlockData(pool, blocks[i]) : std::span(packed);
     const auto end = offset + static_cast<int64_t>(data.size());
     VARLANE_RETURN_IF_ERROR(session.file.ReadAt(offset, data));
     VARLANE_REQUIRE_ARG(XxHash64(data) == index.Checksum(i),
                         session.file.path(), ": bytes [", offset, ", ", end,
                         ") are damaged: the checksum of block ", i, " differs");
+    if (!is_whole) UnpackBlock(packed.data(), pool.view(), blocks[i]);
     offset = end;
   }
   return {};

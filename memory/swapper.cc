@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <mutex>
 #include <new>
@@ -20,6 +19,7 @@
 #include "base/check.h"
 #include "base/math.h"
 #include "base/xxhash64.h"
+#include "memory/block_parts.h"
 #include "memory/step_pin.h"
 #include "memory/swap_file.h"
 
@@ -354,12 +354,11 @@ Result<bool> SequenceSwapper::Impl::CopyBlocks(Entry* entry, size_t begin,
   const StepPin pin(pool_);
   VARLANE_RETURN_IF_ERROR(
       pool_->CopyBlockTable(entry->sequence, table_).status());
-  std::byte* const base = pool_->view().base;
+  const KvView view = pool_->view();
   for (size_t i = 0; i < count; ++i) {
-    std::byte* const block = base + table_[begin + i] * block_bytes_;
+    const int32_t block = table_[begin + i];
     std::byte* const slot = file_->buffer_slot(static_cast<int64_t>(i));
-    const auto bytes = static_cast<size_t>(block_bytes_);
-    std::memcpy(to_pool ? block : slot, to_pool ? slot : block, bytes);
+    to_pool ? UnpackBlock(slot, view, block) : PackBlock(view, block, slot);
   }
   return true;
 }

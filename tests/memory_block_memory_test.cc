@@ -177,9 +177,9 @@ TEST(BlockMemoryTest, OddBlocksLeaveNodesWholeHugePages) {
   const int64_t blocks[] = {30, 3};
   VARLANE_ASSERT_OK((*memory)->Commit(blocks));
   EXPECT_EQ((*memory)->stats().committed_bytes, 4 * kMiB + 2 * kMiB);
-  std::memset((*memory)->BlockData(0), 1, size_t(30 * 96 * kKiB));
-  std::memset((*memory)->BlockData(stride), 2, size_t(3 * 96 * kKiB));
-  EXPECT_EQ((*memory)->BlockData(stride) - (*memory)->base(), 6 * kMiB);
+  std::memset((*memory)->BlockPart(0, 0), 1, size_t(30 * 96 * kKiB));
+  std::memset((*memory)->BlockPart(stride, 0), 2, size_t(3 * 96 * kKiB));
+  EXPECT_EQ((*memory)->BlockPart(stride, 0) - (*memory)->base(), 6 * kMiB);
 }
 
 TEST(BlockMemoryTest, ReleasedSlabsGoBackAndComeBackZero) {
@@ -222,7 +222,7 @@ TEST(BlockMemoryTest, MemfdShowsTheSameBytesElsewhere) {
                                     runtime.get());
   VARLANE_ASSERT_OK(memory);
   VARLANE_ASSERT_OK((*memory)->Commit(64));
-  std::memset((*memory)->BlockData(17), 5, 64 * kKiB);
+  std::memset((*memory)->BlockPart(17, 0), 5, 64 * kKiB);
   std::byte byte{};
   ASSERT_EQ(pread((*memory)->memory_fd(), &byte, 1, 17 * 64 * kKiB + 99), 1);
   EXPECT_EQ(byte, std::byte{5});

@@ -180,6 +180,35 @@ TEST(KvLayoutTest, HeadsOfABlockFollowEachOtherWithoutGapOrOverlap) {
   }
 }
 
+// A shard is laid out as the blocks of a cache with its heads alone.
+TEST(KvLayoutTest, AShardOfHeadsIsACacheOfItsOwn) {
+  const KvLayout layout{DType::kBF16, 3, 6, 40, 72, 16};
+  for (const int shards : {1, 2, 3, 6}) {
+    KvLayout part = layout;
+    part.num_kv_heads /= shards;
+    const int64_t stride = 4 * part.block_bytes() + 64;
+    std::vector<std::byte> memory(static_cast<size_t>(shards * stride));
+    KvView view{memory.data(), 4, layout};
+    view.num_shards = shards;
+    view.shard_stride = stride;
+    EXPECT_EQ(view.part_bytes(), part.block_bytes());
+    EXPECT_EQ(view.shard_heads(), part.num_kv_heads);
+    for (int shard = 0; shard < shards; ++shard) {
+      const KvView alone{memory.data() + shard * stride, 4, part};
+      for (int64_t block = 0; block < 4; ++block) {
+        EXPECT_EQ(view.part(block, shard), alone.k(block, 0, 0));
+        for (int layer = 0; layer < layout.num_layers; ++layer) {
+          for (int head = 0; head < part.num_kv_heads; ++head) {
+            const int whole = shard * part.num_kv_heads + head;
+            EXPECT_EQ(view.k(block, layer, whole), alone.k(block, layer, head));
+            EXPECT_EQ(view.v(block, layer, whole), alone.v(block, layer, head));
+          }
+        }
+      }
+    }
+  }
+}
+
 // The picture in kv_layout.h with numbers, by hand.
 TEST(KvLayoutTest, TheDocumentedLayoutHolds) {
   const KvLayout bf16{DType::kBF16, 1, 1, 64, 72, 16};

@@ -29,9 +29,10 @@ constexpr int kResizeEvery = 50;
 constexpr int kSwapEvery = 111;
 constexpr int64_t kMaxBlocks = 160;
 
-std::unique_ptr<Runtime> MakeRuntime() {
+std::unique_ptr<Runtime> MakeRuntime(const std::string& topology) {
   RuntimeOptions options;
-  options.num_threads = 2;
+  options.num_threads = topology.empty() ? 2 : 0;
+  options.topology = topology;
   Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
   EXPECT_TRUE(testing::IsOk(runtime));
   return runtime.ok() ? *std::move(runtime) : nullptr;
@@ -42,7 +43,7 @@ std::unique_ptr<SequenceSwapper> MakeSwapper(const std::string& folder,
                                              KvPool* pool) {
   SwapOptions options;
   options.folder = folder;
-  options.max_bytes = 4 * kMaxBlocks * testing::kModelLayout.block_bytes();
+  options.max_bytes = 4 * kMaxBlocks * pool->layout().block_bytes();
   options.direct_io = false;
   Result<std::unique_ptr<SequenceSwapper>> swapper =
       SequenceSwapper::Create(options, pool);
@@ -50,19 +51,28 @@ std::unique_ptr<SequenceSwapper> MakeSwapper(const std::string& folder,
   return swapper.ok() ? *std::move(swapper) : nullptr;
 }
 
-void RunModel(uint64_t seed, int operations) {
+// With nodes, heads are sharded over them.
+void RunModel(uint64_t seed, int operations, int num_nodes = 1) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::printf("seed %llu: %d operations\n",
               static_cast<unsigned long long>(seed), operations);
-  const auto runtime = MakeRuntime();
-  auto pool = KvPool::Create({.layout = testing::kModelLayout,
+  const auto runtime = MakeRuntime(
+      num_nodes == 1 ? ""
+                     : "numa:" + std::to_string(num_nodes) + " core:1 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  KvLayout layout = testing::kModelLayout;
+  layout.num_kv_heads = num_nodes == 1 ? 1 : 4;
+  auto pool = KvPool::Create({.layout = layout,
                               .num_blocks = 40,
                               .max_blocks = kMaxBlocks,
+                              .shard_heads = num_nodes > 1,
                               .check_limits = false,
+                              .poison_freed = num_nodes > 1,
                               .shuffle = seed % 2 == 0,
                               .seed = seed},
                              runtime.get());
   VARLANE_ASSERT_OK(pool);
+  ASSERT_EQ((*pool)->num_shards(), num_nodes);
   const testing::TemporaryFolder folder;
   const auto swapper = MakeSwapper(folder.path(), pool->get());
   ASSERT_NE(swapper, nullptr);
@@ -103,6 +113,10 @@ INSTANTIATE_TEST_SUITE_P(Seeds, KvPoolModelTest,
 // With those of memory_block_allocator_model_test more than ten million.
 TEST_P(KvPoolModelTest, RandomSequencesKeepEveryTokenAndEveryCount) {
   RunModel(GetParam(), kOperations);
+}
+
+TEST_P(KvPoolModelTest, ShardedHeadsKeepEveryTokenAndEveryCount) {
+  RunModel(GetParam(), kOperations / 5, GetParam() % 2 == 0 ? 2 : 4);
 }
 
 TEST_P(KvPoolModelTest, DISABLED_MoreRandomSequences) {

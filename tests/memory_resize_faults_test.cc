@@ -30,17 +30,21 @@
 namespace varlane {
 namespace {
 
-// 64 KiB a block, 32 blocks a slab.
+// 64 KiB a block and node, 32 blocks a slab.
 constexpr KvLayout kLayout{DType::kBF16, 1, 8, 128, 128, 16};
-constexpr int64_t kSlabBytes = int64_t{2} << 20;
+constexpr int64_t kNodeSlabBytes = int64_t{2} << 20;
 constexpr int64_t kBlockTokens = 16;
-constexpr size_t kEndBytes = 64;  // at a block's either end, that are filled
+constexpr size_t kEndBytes = 64;  // at a part's either end, that are filled
 
+// On a runtime with several nodes heads are sharded over them.
 class ResizeScenario : public testing::FaultScenario {
  public:
   ResizeScenario(Runtime* runtime, testing::Injector* injector,
                  bool check_limits = true)
-      : FaultScenario(runtime, injector), check_limits_(check_limits) {}
+      : FaultScenario(runtime, injector),
+        check_limits_(check_limits),
+        num_shards_(runtime->num_nodes()),
+        slab_bytes_(num_shards_ * kNodeSlabBytes) {}
 
   void Run() override {
     Try("Create", [&] { return Create(); });
@@ -58,13 +62,13 @@ class ResizeScenario : public testing::FaultScenario {
     VARLANE_ASSERT_OK(pool_->Free(high));
     filled_.erase(high);
     Try("SetLimit down", [&] { return SetLimit(2); });
-    EXPECT_EQ(pool_->stats().committed_bytes, 2 * kSlabBytes);
+    EXPECT_EQ(pool_->stats().committed_bytes, 2 * slab_bytes_);
     Try("SetLimit up", [&] { return SetLimit(8); });
     Try("GiveBack",
-        [&] { return pool_->GiveBack({.bytes = 3 * kSlabBytes}).status(); });
-    EXPECT_EQ(pool_->stats().committed_bytes, 5 * kSlabBytes);
-    Try("TakeBack", [&] { return pool_->TakeBack(2 * kSlabBytes).status(); });
-    EXPECT_EQ(pool_->stats().committed_bytes, 7 * kSlabBytes);
+        [&] { return pool_->GiveBack({.bytes = 3 * slab_bytes_}).status(); });
+    EXPECT_EQ(pool_->stats().committed_bytes, 5 * slab_bytes_);
+    Try("TakeBack", [&] { return pool_->TakeBack(2 * slab_bytes_).status(); });
+    EXPECT_EQ(pool_->stats().committed_bytes, 7 * slab_bytes_);
     Try("Shrink to what is needed",
         [&] { return pool_->Shrink(pool_->capacity_blocks() - 60).status(); });
     VARLANE_ASSERT_OK(pool_->Free(last));
@@ -98,10 +102,13 @@ class ResizeScenario : public testing::FaultScenario {
 
  private:
   Status Create() {
+    KvLayout layout = kLayout;
+    layout.num_kv_heads *= num_shards_;
     Result<std::unique_ptr<KvPool>> pool =
-        KvPool::Create({.layout = kLayout,
+        KvPool::Create({.layout = layout,
                         .num_blocks = 120,
                         .max_blocks = 256,
+                        .shard_heads = true,
                         .check_limits = check_limits_},
                        runtime_);
     if (!pool.ok()) return pool.status();
@@ -109,7 +116,7 @@ class ResizeScenario : public testing::FaultScenario {
     return {};
   }
   Status SetLimit(int64_t slabs) {
-    return pool_->SetLimit(slabs * kSlabBytes).status();
+    return pool_->SetLimit(slabs * slab_bytes_).status();
   }
 
   // A sequence whose blocks hold a byte of its own. Nothing fails meanwhile.
@@ -119,19 +126,17 @@ class ResizeScenario : public testing::FaultScenario {
         pool_->Append(seq, blocks * kBlockTokens);
     EXPECT_TRUE(admission.ok() && admission->admitted());
     filled_[seq] = static_cast<int>(filled_.size()) + 1 + int(blocks);
-    for (const int32_t block : Table(seq)) {
-      std::memset(Block(block), filled_[seq], kEndBytes);
-      std::memset(LastBytes(block), filled_[seq], kEndBytes);
+    for (std::byte* const end : EndsOf(seq)) {
+      std::memset(end, filled_[seq], kEndBytes);
     }
     return seq;
   }
   void ExpectFilled(SeqId seq, int value) const {
     const std::vector<std::byte> wanted(kEndBytes, std::byte(value));
-    for (const int32_t block : Table(seq)) {
-      ASSERT_EQ(std::memcmp(Block(block), wanted.data(), kEndBytes), 0)
-          << "block " << block << " of sequence " << seq;
-      ASSERT_EQ(std::memcmp(LastBytes(block), wanted.data(), kEndBytes), 0)
-          << "block " << block << " of sequence " << seq;
+    const std::vector<std::byte*> ends = EndsOf(seq);
+    for (size_t i = 0; i < ends.size(); ++i) {
+      ASSERT_EQ(std::memcmp(ends[i], wanted.data(), kEndBytes), 0)
+          << "end " << i << " of sequence " << seq;
     }
   }
   std::vector<int32_t> Table(SeqId seq) const {
@@ -141,14 +146,23 @@ class ResizeScenario : public testing::FaultScenario {
     table.resize(blocks.ok() ? static_cast<size_t>(*blocks) : 0);
     return table;
   }
-  std::byte* Block(int32_t block) const {
-    return pool_->view().base + block * kLayout.block_bytes();
-  }
-  std::byte* LastBytes(int32_t block) const {
-    return Block(block + 1) - kEndBytes;
+  // The first and the last bytes of its blocks, in every shard.
+  std::vector<std::byte*> EndsOf(SeqId seq) const {
+    const KvView view = pool_->view();
+    std::vector<std::byte*> ends;
+    for (const int32_t block : Table(seq)) {
+      for (int shard = 0; shard < num_shards_; ++shard) {
+        std::byte* const part = view.part(block, shard);
+        ends.push_back(part);
+        ends.push_back(part + view.part_bytes() - kEndBytes);
+      }
+    }
+    return ends;
   }
 
   const bool check_limits_;
+  const int num_shards_;
+  const int64_t slab_bytes_;
   std::unique_ptr<KvPool> pool_;
   std::map<SeqId, int> filled_;
 };
@@ -175,6 +189,26 @@ TEST_F(ResizeFaultsTest, EverySystemCallMayFail) {
 TEST_F(ResizeFaultsTest, EveryAllocationMayFail) {
   testing::FailingAllocations allocations;
   EXPECT_GT(FailEach<UncheckedScenario>(&allocations), 30);
+}
+
+// --- sharded heads -----------------------------------------------------------
+
+class ShardedResizeFaultsTest : public testing::FaultTest {
+ protected:
+  void SetUp() override {
+    RuntimeOptions options;
+    options.topology = "numa:2 core:1 pu:1";
+    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
+    VARLANE_ASSERT_OK(runtime);
+    runtime_ = std::move(runtime).value();
+    ASSERT_EQ(runtime_->num_nodes(), 2);
+  }
+};
+
+TEST_F(ShardedResizeFaultsTest, EverySystemCallMayFail) {
+  testing::FailingCalls calls(ENOMEM);
+  EXPECT_GT(FailEach<UncheckedScenario>(&calls), 60)
+      << "as many again as of one node";
 }
 
 // --- a real limit ------------------------------------------------------------

@@ -90,8 +90,10 @@ struct PlanOptions {
   OwnerPattern owner = OwnerPattern::kSearch;
   PartitionMode partitions = PartitionMode::kAuto;
   // On several NUMA nodes: each sequence's threadgroups are for the workers of
-  // its home, the node that holds most of the blocks it reads; others steal
-  // (Grid). Off: whichever worker comes first. Results do not depend on it.
+  // its home, the node that holds most of the blocks it reads, or, where KV
+  // heads are sharded over the nodes, each head's for those of its shard's
+  // node; others steal (Grid). Off: whichever worker comes first. Results do
+  // not depend on it.
   bool follow_homes = true;
 };
 
@@ -132,11 +134,12 @@ struct LaunchReport {
   int64_t merges = 0;                // last arrivers that merged
   int64_t kv_bytes = 0;              // K/V bytes the batch has to read once
   int64_t flops = 0;                 // 2 x (D + Dv) per visible (row, key)
-  // Where work and memory met, by the nodes that block ids name. With one node
-  // everything is at home, and local_bytes are kv_bytes; with several bytes are
-  // counted by threadgroup, K/V that several read several times. All 0 where
-  // the nodes of the view's blocks are not known, or not the runtime's.
-  int64_t home_threadgroups = 0;    // run on their sequence's home
+  // Where work and memory met, by the nodes that block ids name, or that
+  // sharded heads are on. With one node everything is at home, and local_bytes
+  // are kv_bytes; with several bytes are counted by threadgroup, K/V that
+  // several read several times. All 0 where the nodes of the view's blocks are
+  // not known, or not the runtime's.
+  int64_t home_threadgroups = 0;    // run on their sequence's home, or shard's
   int64_t stolen_threadgroups = 0;  // run on another node
   int64_t local_bytes = 0;          // K/V read on the node that holds them
   int64_t remote_bytes = 0;         // K/V read across nodes

@@ -13,6 +13,14 @@
 // rounded up to 16 so that a vector never straddles two rows; the padding may
 // hold anything and never reaches an output. Packing happens once, at the
 // write.
+//
+// A view may shard the KV heads over NUMA nodes. Then a block is cut into equal
+// parts, each laid out like a block that has its share of the heads only, and
+// the parts of one shard stand together:
+//
+//   shard 0 (heads 0, 1)              | shard 1 (heads 2, 3)
+//   part of block 0 | of block 1 | .. | part of block 0 | of block 1 | ..
+//
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_KV_LAYOUT_H_
@@ -88,6 +96,11 @@ struct KvView {
   // no holes.
   const std::atomic<int64_t>* node_blocks = nullptr;
   int64_t node_stride = 0;
+  // Sharded heads: the part of block b with KV heads [s, s + 1) x num_kv_heads
+  // / num_shards is at base + s * shard_stride + b * part_bytes(). Without
+  // node_blocks.
+  int num_shards = 1;        // divides num_kv_heads; 1 = blocks are whole
+  int64_t shard_stride = 0;  // bytes, a multiple of 64
   // How often the pool moved blocks or took some away: what named blocks before
   // may name others now. A plan holds for one generation.
   uint64_t generation = 0;
@@ -105,11 +118,31 @@ struct KvView {
            node_blocks[node].load(std::memory_order_acquire);
   }
 
+  int shard_heads() const { return layout.num_kv_heads / num_shards; }
+  // What one shard has of a block, and from block to block in it.
+  int64_t part_bytes() const { return layout.block_bytes() / num_shards; }
+  std::byte* part(int64_t block, int shard) const {
+    return base + shard * shard_stride + block * part_bytes();
+  }
+
   std::byte* k(int64_t block, int layer, int head) const {
+    if (num_shards > 1) {
+      const int heads = shard_heads();
+      return part(block, head / heads) +
+             layer * (layout.layer_bytes() / num_shards) +
+             head % heads * layout.k_head_bytes();
+    }
     return base + block * layout.block_bytes() + layer * layout.layer_bytes() +
            head * layout.k_head_bytes();
   }
   std::byte* v(int64_t block, int layer, int head) const {
+    if (num_shards > 1) {
+      const int heads = shard_heads();
+      return part(block, head / heads) +
+             layer * (layout.layer_bytes() / num_shards) +
+             heads * layout.k_head_bytes() +
+             head % heads * layout.v_head_bytes();
+    }
     return base + block * layout.block_bytes() + layer * layout.layer_bytes() +
            layout.num_kv_heads * layout.k_head_bytes() +
            head * layout.v_head_bytes();

@@ -50,6 +50,11 @@ struct KvPoolOptions {
   HugePages huge_pages = HugePages::kTransparent;
   MemoryBacking backing = MemoryBacking::kAnonymous;
   MemoryLock lock = MemoryLock::kOff;
+  // Tensor parallelism inside the process: the KV heads are cut into as many
+  // equal shards as the runtime has NUMA nodes, and each node's memory holds
+  // its shard of every block (KvView::num_shards). Ids then say no node, and
+  // sequences have no home. With one node nothing changes. docs/numa.md
+  bool shard_heads = false;
   bool check_limits = true;      // re-read MemoryLimits slab by slab while
                                  // committing, and refuse before the kernel
                                  // kills
@@ -68,7 +73,8 @@ struct SequenceOptions {
   TenantId tenant = 0;  // whose quota its blocks count against
   int home_node = -1;   // whose memory it gets first (index into
                         // Topology::nodes); -1 = that of its first blocks: of
-                        // those it shares, or else the emptiest node's then
+                        // those it shares, or else the emptiest node's then.
+                        // Means nothing where heads are sharded
 };
 
 // The answer to "may this sequence grow?": a value, never an exception.
@@ -117,10 +123,10 @@ struct KvPoolStats {
   int64_t committed_bytes = 0;     // now
   int64_t reserved_bytes = 0;      // address space
   int64_t limit_bytes = 0;         // now: SetLimit's; reserved_bytes before
-  int64_t slab_bytes = 0;
-  int64_t num_slabs = 0;        // now
-  int64_t slabs_released = 0;   // given back to the system
-  int64_t slabs_regained = 0;   // of these, committed again
+  int64_t slab_bytes = 0;          // of all nodes' shards together
+  int64_t num_slabs = 0;           // now
+  int64_t slabs_released = 0;      // given back to the system
+  int64_t slabs_regained = 0;      // of these, committed again
   int64_t huge_page_bytes = 0;  // what the kernel really gave, from smaps, as
                                 //   of the last growth
   HugePages huge_pages = HugePages::kOff;  // the kind it gave
@@ -133,7 +139,8 @@ struct KvPoolStats {
 
 // Where the pages of the pool are, as the kernel tells.
 struct KvPlacement {
-  int64_t local_bytes = 0;    // on the node that their blocks' ids say
+  int64_t local_bytes = 0;    // on the node that their blocks' ids, or where
+                              // heads are sharded their shards, say
   int64_t remote_bytes = 0;   // on another one
   int64_t absent_bytes = 0;   // committed, but without a page
   int64_t unknown_bytes = 0;  // the kernel does not tell, or the topology is
@@ -175,7 +182,8 @@ struct PrefixCacheStats {
   int64_t evictable_blocks = 0;  // now: cached and not pinned
 };
 
-// One NUMA node's part, now.
+// One NUMA node's part, now. Where heads are sharded every node has a part of
+// every block: each is counted at all of them.
 struct KvNodeStats {
   int64_t capacity_blocks = 0;
   int64_t free_blocks = 0;
@@ -223,9 +231,10 @@ struct KvResize {
 class VARLANE_EXPORT KvPool {
  public:
   // Reserves, commits and first-touches the pool on `runtime`'s nodes, blocks
-  // spread evenly over them.
+  // or the shards of each spread evenly over them.
   //
-  // Errors: kInvalidArgument (layout, num_blocks ...); kResourceExhausted when
+  // Errors: kInvalidArgument (layout, num_blocks, heads that cannot be cut into
+  //         equal shards ...); kResourceExhausted when
   //         a limit would be passed, naming it, what is available and how many
   //         blocks would fit. Nothing stays allocated then.
   // Lifetime: `runtime` must outlive the pool.
@@ -242,17 +251,19 @@ class VARLANE_EXPORT KvPool {
   // Free blocks, and cached ones that would be evicted for an append.
   int64_t free_blocks() const;
   KvPoolStats stats() const;
-  int num_nodes() const noexcept;
+  int num_nodes() const noexcept;   // whose memory the pool has
+  int num_shards() const noexcept;  // num_nodes() where heads are sharded, or 1
   KvNodeStats node_stats(int node) const;  // all 0 for a node there is not
   // Asks the kernel about every page of a node's blocks, or of all nodes'.
   // Nothing moves. Cost: 0.1 us a base page.
   KvPlacement MeasurePlacement(int node = -1) const;
   // NUMA node (index into Topology::nodes) whose memory holds the block; 0 for
-  // an id that is no block. Arithmetic: node n's ids are
-  // [n * stride, n * stride + its capacity), see KvView.
+  // an id that is no block, and where heads are sharded. Arithmetic: node n's
+  // ids are [n * stride, n * stride + its capacity), see KvView.
   int NodeOfBlock(BlockId block) const noexcept;
   // The file that backs the pool (MemoryBacking::kMemfd); -1 = none. Block b
-  // stands at b * block_bytes. Owned by the pool.
+  // stands at b * block_bytes, or its parts where KvView::part has them from
+  // base on. Owned by the pool.
   int memory_fd() const noexcept;
 
   // --- size ------------------------------------------------------------------

@@ -3,7 +3,8 @@
 // A file holds the layout, the length, on request the tokens, and every block
 // with its checksum; integers are little-endian. What is computed after a load
 // has the same bits as without: blocks are stored byte for byte, and a row
-// depends on nothing else (docs/numerics.md). Slots past the length are stored
+// depends on nothing else (docs/numerics.md). Whether a pool shards its heads
+// makes no difference to the file. Slots past the length are stored
 // as zeros: another sequence's remains never leave the process. Layer 2.
 // SPDX-License-Identifier: Apache-2.0
 
@@ -58,8 +59,8 @@ VARLANE_EXPORT Status SaveSession(KvPool* pool, SeqId sequence,
 // A new sequence of `pool` with what the file holds.
 //
 // The file may come from strangers: nothing in it is believed. The pool's
-// layout must be the file's in every field, number of blocks and their order
-// aside.
+// layout must be the file's in every field; number of blocks, their order and
+// sharding aside.
 //
 // Threads: any; counts as an outstanding step (KvPool::BeginStep).
 // Errors:  kInvalidArgument naming what is wrong: no session file, another

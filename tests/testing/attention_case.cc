@@ -228,6 +228,8 @@ KvView AttentionCase::view() const {
     view.node_blocks = node_blocks_.data();
     view.node_stride = node_stride_;
   }
+  view.num_shards = num_shards_;
+  view.shard_stride = shard_stride_;
   return view;
 }
 
@@ -237,6 +239,26 @@ void AttentionCase::SpreadOverNodes(int num_nodes) {
   for (int node = 0; node < num_nodes; ++node) {
     node_blocks_[size_t(node)] =
         std::clamp<int64_t>(num_blocks_ - node * node_stride_, 0, node_stride_);
+  }
+}
+
+void AttentionCase::ShardHeads(int num_shards) {
+  const KvView from = view();
+  num_shards_ = num_shards;
+  shard_stride_ = num_blocks_ * layout_.block_bytes() / num_shards + 192;
+  const auto bytes = static_cast<size_t>(shard_stride_ * num_shards);
+  std::unique_ptr<std::byte, AlignedFree> sharded(
+      static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
+  std::memset(sharded.get(), 0xff, bytes);
+  sharded.swap(cache_);
+  const KvView to = view();
+  for (int64_t block = 0; block < num_blocks_; ++block) {
+    for (int head = 0; head < spec_.kv_heads; ++head) {
+      std::memcpy(to.k(block, 0, head), from.k(block, 0, head),
+                  static_cast<size_t>(layout_.k_head_bytes()));
+      std::memcpy(to.v(block, 0, head), from.v(block, 0, head),
+                  static_cast<size_t>(layout_.v_head_bytes()));
+    }
   }
 }
 

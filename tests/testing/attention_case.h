@@ -95,6 +95,10 @@ class AttentionCase {
   // each has as many, in the order of their ids.
   void SpreadOverNodes(int num_nodes);
 
+  // Has view() shard the KV heads, as a pool on so many nodes does; NaN stands
+  // between the shards.
+  void ShardHeads(int num_shards);
+
   // Sets the table entries of blocks that no row sees to ids that are not
   // there. Returns how many.
   int HideBlocksOutOfView();
@@ -123,6 +127,8 @@ class AttentionCase {
   int64_t num_blocks_ = 0;
   std::vector<std::atomic<int64_t>> node_blocks_;  // [nodes]; empty: one
   int64_t node_stride_ = 0;
+  int num_shards_ = 1;
+  int64_t shard_stride_ = 0;
   std::vector<std::byte> q_;  // [total_q, Hq, D] of q_dtype
   struct AlignedFree {
     void operator()(std::byte* p) const;

@@ -16,30 +16,44 @@ namespace {
 constexpr int64_t kBlockSize = kModelBlockSize;
 constexpr uint64_t kMostSequences = 16;
 
-std::byte* KPlace(const KvPool& pool, int64_t slot) {
+std::byte* KPlace(const KvView& view, int64_t slot, int head) {
   const int offset = static_cast<int>(slot % kBlockSize);
-  return pool.view().k(slot / kBlockSize, 0, 0) +
+  return view.k(slot / kBlockSize, 0, head) +
          4 * kModelLayout.k_offset(offset, 0);
 }
-std::byte* VPlace(const KvPool& pool, int64_t slot) {
+std::byte* VPlace(const KvView& view, int64_t slot, int head) {
   const int offset = static_cast<int>(slot % kBlockSize);
-  return pool.view().v(slot / kBlockSize, 0, 0) +
+  return view.v(slot / kBlockSize, 0, head) +
          4 * kModelLayout.v_offset(offset, 31);
+}
+// What tells heads apart; nothing of head 0.
+uint32_t OfHead(uint32_t value, int head) {
+  return value ^ static_cast<uint32_t>(head) * 0x9e3779b2u;
 }
 
 }  // namespace
 
 void WriteFingerprint(const KvPool& pool, int64_t slot, uint32_t value) {
-  std::memcpy(KPlace(pool, slot), &value, 4);
-  std::memcpy(VPlace(pool, slot), &value, 4);
+  const KvView view = pool.view();
+  for (int head = 0; head < view.layout.num_kv_heads; ++head) {
+    const uint32_t written = OfHead(value, head);
+    std::memcpy(KPlace(view, slot, head), &written, 4);
+    std::memcpy(VPlace(view, slot, head), &written, 4);
+  }
 }
 
 uint32_t ReadFingerprint(const KvPool& pool, int64_t slot) {
-  uint32_t k = 0;
-  uint32_t v = 0;
-  std::memcpy(&k, KPlace(pool, slot), 4);
-  std::memcpy(&v, VPlace(pool, slot), 4);
-  return k == v ? k : 0;
+  const KvView view = pool.view();
+  uint32_t first = 0;
+  for (int head = 0; head < view.layout.num_kv_heads; ++head) {
+    uint32_t k = 0;
+    uint32_t v = 0;
+    std::memcpy(&k, KPlace(view, slot, head), 4);
+    std::memcpy(&v, VPlace(view, slot, head), 4);
+    if (head == 0) first = k;
+    if (k != v || k != OfHead(first, head)) return 0;
+  }
+  return first;
 }
 
 void KvPoolModel::Step() {

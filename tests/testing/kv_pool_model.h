@@ -17,7 +17,8 @@
 
 namespace varlane::testing {
 
-// One layer and head; 4 KiB a block, 512 blocks a slab of 2 MiB.
+// One layer and head; 4 KiB a block, 512 blocks a slab of 2 MiB. A pool under
+// test may have more heads.
 inline constexpr int kModelBlockSize = 16;
 inline constexpr KvLayout kModelLayout = {.dtype = DType::kF32,
                                           .num_layers = 1,
@@ -26,9 +27,9 @@ inline constexpr KvLayout kModelLayout = {.dtype = DType::kF32,
                                           .v_head_size = 32,
                                           .block_size = kModelBlockSize};
 
-// Writes the value to a token's slot, in K and in V.
+// Writes the value to a token's slot, in K and in V, changed for each head.
 void WriteFingerprint(const KvPool& pool, int64_t slot, uint32_t value);
-// 0, which is no fingerprint, where K and V differ.
+// 0, which is no fingerprint, where K and V or heads differ.
 uint32_t ReadFingerprint(const KvPool& pool, int64_t slot);
 
 // Random operations of one thread on sequences of its own. Everything it finds
