@@ -190,6 +190,11 @@ std::unique_ptr<KvPool> MakePool(Runtime* runtime, KvPoolOptions options) {
   return pool.ok() ? *std::move(pool) : nullptr;
 }
 
+// Whether the layout's heads can be sharded over so many nodes.
+bool CanShard(const Runtime& runtime) {
+  return kLayout.num_kv_heads % runtime.num_nodes() == 0;
+}
+
 // Of the node's blocks: bytes on its memory, and bytes in all.
 std::pair<int64_t, int64_t> LocalBytes(const KvPool& pool, int node,
                                        int os_node) {
@@ -234,6 +239,61 @@ TEST_F(NumaMachineTest, EveryBlockIsOnItsNode) {
       EXPECT_EQ(placement.local_bytes + placement.remote_bytes, committed);
       EXPECT_GE(placement.local_bytes, committed / 100 * 99);
       std::printf("local bytes: %.2f%% of %ld\n",
+                  100.0 * double(placement.local_bytes) / double(committed),
+                  long(committed));
+    }
+  }
+}
+
+// Every head of every block, seen through the view, page by page.
+TEST_F(NumaMachineTest, EveryShardIsOnItsNode) {
+  ASSERT_TRUE(CanShard(*runtime()));
+  const int heads_of_node = kLayout.num_kv_heads / runtime()->num_nodes();
+  for (const HugePages pages : {HugePages::kOff, HugePages::kTransparent}) {
+    for (const MemoryBacking backing :
+         {MemoryBacking::kAnonymous, MemoryBacking::kMemfd}) {
+      const auto pool = MakePool(runtime(), {.layout = kLayout,
+                                             .num_blocks = 1000,
+                                             .max_blocks = 2000,
+                                             .huge_pages = pages,
+                                             .backing = backing,
+                                             .shard_heads = true});
+      ASSERT_NE(pool, nullptr);
+      ASSERT_EQ(pool->num_shards(), runtime()->num_nodes());
+      VARLANE_ASSERT_OK(pool->Grow(500));
+      // What was given back comes back to the same node.
+      VARLANE_ASSERT_OK(pool->Shrink(1000));
+      VARLANE_ASSERT_OK(pool->Grow(900));
+      const KvView view = pool->view();
+      const int64_t capacity = pool->capacity_blocks();
+      for (int head = 0; head < kLayout.num_kv_heads; ++head) {
+        const int os_node = OsNode(head / heads_of_node);
+        int64_t local = 0;
+        for (int64_t block = 0; block < capacity; ++block) {
+          for (std::byte* const at :
+               {view.k(block, 0, head), view.v(block, 0, head)}) {
+            // move_pages takes any address of a page.
+            void* address = at;
+            int found = -1;
+            EXPECT_EQ(os::QueryPages(1, &address, &found), 0);
+            local += found == os_node ? 1 : 0;
+          }
+        }
+        EXPECT_GE(local, 2 * capacity / 100 * 99) << "head " << head;
+      }
+      const KvPlacement placement = pool->MeasurePlacement();
+      const int64_t committed = pool->stats().committed_bytes;
+      EXPECT_EQ(placement.error, 0);
+      EXPECT_EQ(placement.unknown_bytes, 0);
+      EXPECT_EQ(placement.local_bytes + placement.remote_bytes, committed);
+      EXPECT_GE(placement.local_bytes, committed / 100 * 99);
+      for (int node = 0; node < runtime()->num_nodes(); ++node) {
+        EXPECT_EQ(pool->node_stats(node).committed_bytes,
+                  committed / runtime()->num_nodes());
+        EXPECT_GE(pool->MeasurePlacement(node).local_bytes,
+                  committed / runtime()->num_nodes() / 100 * 99);
+      }
+      std::printf("local bytes, heads sharded: %.2f%% of %ld\n",
                   100.0 * double(placement.local_bytes) / double(committed),
                   long(committed));
     }
@@ -399,9 +459,12 @@ class Step {
   static constexpr int kContext = 320;
 
   // Sequences are at home on `homes` in turn, -1: where the pool has them.
-  Step(Runtime* runtime, int num_seqs, const std::vector<int>& homes) {
+  Step(Runtime* runtime, int num_seqs, const std::vector<int>& homes,
+       bool shard_heads = false) {
     attention_ = *Attention::Create(runtime);
-    pool_ = MakePool(runtime, {.layout = kLayout, .num_blocks = 1200});
+    pool_ = MakePool(
+        runtime,
+        {.layout = kLayout, .num_blocks = 1200, .shard_heads = shard_heads});
     const int64_t stride = (kContext + kLayout.block_size - 1) / 16;
     for (int i = 0; i < num_seqs; ++i) {
       const SeqId seq = pool_->CreateSequence(
@@ -491,13 +554,16 @@ TEST_F(NumaMachineTest, BitsAreThoseOfOneNode) {
   LaunchReport report;
   const std::vector<float> expected =
       Step(one->get(), 12, {-1}).Run({}, &report);
-  Step step(runtime(), 12, {-1});
-  for (const OwnerPattern owner : kOwners) {
-    for (const bool follow_homes : {true, false}) {
-      EXPECT_EQ(
-          step.Run({.owner = owner, .follow_homes = follow_homes}, &report),
-          expected)
-          << OwnerPatternName(owner);
+  ASSERT_TRUE(CanShard(*runtime()));
+  for (const bool shard_heads : {false, true}) {
+    Step step(runtime(), 12, {-1}, shard_heads);
+    for (const OwnerPattern owner : kOwners) {
+      for (const bool follow_homes : {true, false}) {
+        EXPECT_EQ(
+            step.Run({.owner = owner, .follow_homes = follow_homes}, &report),
+            expected)
+            << OwnerPatternName(owner) << (shard_heads ? ", sharded" : "");
+      }
     }
   }
 }
@@ -505,19 +571,13 @@ TEST_F(NumaMachineTest, BitsAreThoseOfOneNode) {
 // A node's workers may lose their CPUs to the host for a while, and others then
 // help out as they should: one launch in some must show it. By chance a half of
 // the threadgroups at most is at home, give or take a twentieth.
-TEST_F(NumaMachineTest, ThreadgroupsRunAtHome) {
-  // As much for each worker, so that nobody has a reason to help.
-  std::vector<int> homes;
-  for (int worker = 0; worker < runtime()->num_workers(); ++worker) {
-    homes.push_back(runtime()->NodeOfWorker(worker));
-  }
-  Step step(runtime(), 24, homes);
+void ExpectMostAtHome(Step* step, const char* what) {
   for (const OwnerPattern owner : kOwners) {
     double best = 0;
     double local = 0;
     for (int i = 0; i < 20 && best < 0.75; ++i) {
       LaunchReport report;
-      (void)step.Run({.owner = owner}, &report);
+      (void)step->Run({.owner = owner}, &report);
       const int64_t useful = report.threadgroups - report.surplus_threadgroups;
       ASSERT_EQ(report.home_threadgroups + report.stolen_threadgroups, useful);
       best = std::max(best, double(report.home_threadgroups) / double(useful));
@@ -525,11 +585,36 @@ TEST_F(NumaMachineTest, ThreadgroupsRunAtHome) {
           std::max(local, double(report.local_bytes) /
                               double(report.local_bytes + report.remote_bytes));
     }
-    std::printf("%s: %.1f%% of threadgroups at home, %.1f%% of bytes local\n",
-                OwnerPatternName(owner), 100 * best, 100 * local);
+    std::printf(
+        "%s, %s: %.1f%% of threadgroups at home, %.1f%% of bytes local\n", what,
+        OwnerPatternName(owner), 100 * best, 100 * local);
     EXPECT_GE(best, 0.75) << OwnerPatternName(owner);
     EXPECT_GE(local, 0.75) << OwnerPatternName(owner);
   }
+}
+
+TEST_F(NumaMachineTest, ThreadgroupsRunAtHome) {
+  // As much for each worker, so that nobody has a reason to help.
+  std::vector<int> homes;
+  for (int worker = 0; worker < runtime()->num_workers(); ++worker) {
+    homes.push_back(runtime()->NodeOfWorker(worker));
+  }
+  Step step(runtime(), 24, homes);
+  ExpectMostAtHome(&step, "homes");
+}
+
+// As much for each node here.
+TEST_F(NumaMachineTest, ThreadgroupsRunWhereTheirHeadIs) {
+  std::vector<int> workers(static_cast<size_t>(runtime()->num_nodes()));
+  for (int worker = 0; worker < runtime()->num_workers(); ++worker) {
+    ++workers[static_cast<size_t>(runtime()->NodeOfWorker(worker))];
+  }
+  if (*std::min_element(workers.begin(), workers.end()) !=
+      *std::max_element(workers.begin(), workers.end())) {
+    GTEST_SKIP() << "nodes with more workers have a reason to help";
+  }
+  Step step(runtime(), 24, {-1}, true);
+  ExpectMostAtHome(&step, "shards");
 }
 
 // All work is on the last node: the others, the caller's first of all, steal.

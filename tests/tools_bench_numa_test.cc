@@ -56,6 +56,32 @@ TEST(BenchNumaTest, RowsHoldNumbersOrAReason) {
       FindRow(*result, "workers of node 0, remote memory");
   ASSERT_NE(remote, nullptr);
   EXPECT_NE(remote->reason.find("one NUMA node"), std::string::npos);
+  for (const char* name : {"local bytes, heads sharded",
+                           "one long sequence, heads sharded or at home",
+                           "all sequences, heads sharded or at home"}) {
+    const BenchRow* const row = FindRow(*result, name);
+    ASSERT_NE(row, nullptr) << name;
+    EXPECT_NE(row->reason.find("one NUMA node"), std::string::npos) << name;
+  }
+}
+
+TEST(BenchNumaTest, ShardedHeadsAreMeasuredOrCannotBeCut) {
+  for (const int nodes : {2, 3}) {
+    const Result<BenchNumaResult> result =
+        Measure("numa:" + std::to_string(nodes) + " core:1 pu:1");
+    VARLANE_ASSERT_OK(result.status());
+    for (const char* name : {"one long sequence, heads sharded or at home",
+                             "all sequences, heads sharded or at home"}) {
+      const BenchRow* const row = FindRow(*result, name);
+      ASSERT_NE(row, nullptr) << name;
+      EXPECT_EQ(row->value.has_value(), nodes == 2) << name;
+      if (nodes == 2) {
+        EXPECT_EQ(row->detail.rfind("K/V read on its node: ", 0), 0u);
+      } else {
+        EXPECT_EQ(row->reason, "4 KV heads cannot be cut into 3 equal shards");
+      }
+    }
+  }
 }
 
 TEST(BenchNumaTest, DescribedNodesHaveEveryPairAndNoPlacement) {

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -99,11 +100,11 @@ TEST_F(CliTest, HelpOfEachCommandListsItsOptionsWithExamples) {
       {"attend",
        {"--json", "--out", "--kv-dtype", "--block-size", "--owner",
         "--partitions", "--threads", "--seed", "--repeat", "--random",
-        "--trace"}},
+        "--trace", "--shard-heads"}},
       {"replay",
        {"--json", "--requests", "--scale-lengths", "--model", "--layers",
         "--token-budget", "--max-seqs", "--rate", "--concurrency", "--verify",
-        "--demo", "--trace", "--no-prefix-cache"}},
+        "--demo", "--trace", "--no-prefix-cache", "--shard-heads"}},
       {"trace",
        {"--json", "--out", "--seed", "--requests", "--prefix-hits",
         "--capacity"}}};
@@ -628,6 +629,46 @@ TEST_F(AttendTest, ARandomBatchIsVerifiedAndReported) {
   EXPECT_EQ(json["launch"]["kv_bytes"].get<int64_t>() % (4 * 256), 0);
 }
 
+// --- several nodes -----------------------------------------------------------
+
+// The command finds two NUMA nodes.
+class NodesCliTest : public CliTest {
+ protected:
+  void SetUp() override {
+    CliTest::SetUp();
+    ASSERT_EQ(setenv("VARLANE_TOPOLOGY", "numa:2 core:1 pu:1", 1), 0);
+  }
+  void TearDown() override {
+    unsetenv("VARLANE_TOPOLOGY");
+    CliTest::TearDown();
+  }
+};
+
+TEST_F(NodesCliTest, HeadsAreShardedOnRequestAndVerified) {
+  const std::string batch =
+      "attend --random 3x1@70,1x20@90,1x5@2000 --q-heads 8 --kv-heads 4 "
+      "--verify 1 --json -";
+  for (const int shards : {1, 2}) {
+    const Outcome outcome =
+        Varlane(batch + (shards == 1 ? "" : " --shard-heads"));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json launch = Json::parse(outcome.out)["launch"];
+    EXPECT_EQ(launch["head_shards"], shards);
+    EXPECT_EQ(launch["home_threadgroups"].get<int64_t>() +
+                  launch["stolen_threadgroups"].get<int64_t>(),
+              launch["threadgroups"].get<int64_t>() -
+                  launch["surplus_threadgroups"].get<int64_t>());
+    EXPECT_GE(launch["local_bytes"].get<int64_t>() +
+                  launch["remote_bytes"].get<int64_t>(),
+              launch["kv_bytes"].get<int64_t>());
+  }
+  EXPECT_NE(Varlane("attend --random 1x1@9 --shard-heads")
+                .out.find("heads sharded over 2 nodes"),
+            std::string::npos);
+  ExpectRefusal("attend --random 1x1@9 --q-heads 3 --kv-heads 3 --shard-heads",
+                1, "a multiple of the runtime's 2 NUMA nodes");
+}
+
 // --- the other commands ------------------------------------------------------
 
 TEST_F(CliTest, InfoTellsWhatTheRuntimeUses) {
@@ -675,6 +716,18 @@ TEST_F(CliTest, TheDemoTraceIsServedAndEveryRowVerified) {
             4 * (json["steps"]["prefill_tokens"].get<int64_t>() +
                  json["steps"]["decode_tokens"].get<int64_t>()));
   EXPECT_GT(json["steps"]["mixed"].get<int64_t>(), 0);
+}
+
+TEST_F(NodesCliTest, ATraceIsServedOverShardedHeadsAndEveryRowVerified) {
+  const Outcome outcome = Varlane(
+      std::string("replay --demo --requests 12 --verify 1 --token-budget 128 "
+                  "--shard-heads --json -") +
+      kSmallModel);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  EXPECT_GT(json["verification"]["rows"].get<int64_t>(), 1000);
+  EXPECT_EQ(json["verification"]["failed_rows"], 0);
+  EXPECT_EQ(json["pool"]["head_shards"], 2);
 }
 
 // Eight requests start with two blocks each and would end with eight: a pool of

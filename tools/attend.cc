@@ -47,6 +47,7 @@ Result<std::unique_ptr<KvPool>> MakePool(const AttentionCase& c,
   }
   pool.num_blocks = std::max<int64_t>(pool.num_blocks, 1);
   pool.huge_pages = runtime->options().huge_pages;
+  pool.shard_heads = options.shard_heads;
   pool.shuffle = true;
   pool.seed = options.seed;
   return KvPool::Create(pool, runtime);
@@ -158,6 +159,7 @@ Result<AttendResult> RunAttend(const AttentionCase& c,
   AttendResult result;
   result.simd_target = attention->simd_target();
   result.num_blocks = pool->capacity_blocks();
+  result.num_shards = pool->num_shards();
   try {
     result.out.resize(
         static_cast<size_t>(c.q.tokens * c.q.heads * c.v.head_size));

@@ -26,6 +26,7 @@ struct AttendOptions {
   uint64_t seed = 0;  // permutes physical blocks
   int repeat = 1;     // launches, for timing
   bool measures_limit = false;
+  bool shard_heads = false;  // KvPoolOptions'
 };
 
 struct AttendResult {
@@ -34,6 +35,7 @@ struct AttendResult {
   std::string simd_target;
   std::string plan;  // for people
   int64_t num_blocks = 0;
+  int num_shards = 1;  // nodes that the KV heads are cut over
   bool spread = false;
   LaunchReport report;          // of the last launch
   std::vector<double> seconds;  // [repeat], the launch alone

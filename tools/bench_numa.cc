@@ -34,14 +34,17 @@ KvLayout Layout() {
 
 int64_t SequenceBytes() { return kBlocks * Layout().block_bytes(); }
 
-// A pool over all nodes with as many sequences at home on each. What they hold
-// does not matter to how long it takes to read.
+// A pool over all nodes with as many sequences at home on each, or, with
+// sharded heads, as many in all. What they hold does not matter to how long it
+// takes to read.
 class Pool {
  public:
-  static Result<Pool> Create(Runtime* runtime, int per_node) {
+  static Result<Pool> Create(Runtime* runtime, int per_node,
+                             bool shard_heads = false) {
     Pool made;
     KvPoolOptions options;
     options.layout = Layout();
+    options.shard_heads = shard_heads;
     options.num_blocks = int64_t{kBlocks} * per_node * runtime->num_nodes();
     VARLANE_TOOLS_ASSIGN(made.pool_, KvPool::Create(options, runtime));
     made.tables_.resize(static_cast<size_t>(runtime->num_nodes()));
@@ -91,13 +94,18 @@ class Pool {
   std::vector<std::vector<std::vector<int32_t>>> tables_;  // [nodes][seqs]
 };
 
-// A decode step over some of a pool's sequences.
+// A decode step over some of a pool's sequences, or over as many of their
+// blocks as one sequence each.
 class Decode {
  public:
-  Decode(Attention* attention, KvView kv, std::vector<int32_t> tables)
-      : attention_(attention), kv_(kv), tables_(std::move(tables)) {
-    const size_t num_seqs = tables_.size() / kBlocks;
-    seq_lens_.assign(num_seqs, kContext);
+  Decode(Attention* attention, KvView kv, std::vector<int32_t> tables,
+         int64_t blocks = kBlocks)
+      : attention_(attention),
+        kv_(kv),
+        tables_(std::move(tables)),
+        blocks_(blocks) {
+    const size_t num_seqs = tables_.size() / static_cast<size_t>(blocks);
+    seq_lens_.assign(num_seqs, static_cast<int32_t>(blocks * kBlockTokens));
     for (size_t i = 0; i <= num_seqs; ++i) {
       cu_seqlens_q_.push_back(static_cast<int32_t>(i));
     }
@@ -106,7 +114,7 @@ class Decode {
   }
 
   Status Plan(bool follow_homes = true) {
-    return attention_->Plan({cu_seqlens_q_, seq_lens_, tables_, kBlocks},
+    return attention_->Plan({cu_seqlens_q_, seq_lens_, tables_, blocks_},
                             {.num_q_heads = kQueryHeads}, kv_,
                             {.follow_homes = follow_homes}, &plan_);
   }
@@ -123,6 +131,7 @@ class Decode {
   Attention* attention_;
   KvView kv_;
   std::vector<int32_t> tables_;
+  int64_t blocks_;  // of a sequence
   std::vector<int32_t> seq_lens_;
   std::vector<int32_t> cu_seqlens_q_;
   std::vector<float> q_;
@@ -158,8 +167,9 @@ class NumaBench {
     VARLANE_TOOLS_ASSIGN(Pool pool, Pool::Create(all_.runtime.get(), per_node));
     pool_.emplace(std::move(pool));
     result_.machine = Machine(per_node);
-    AddPlacement();
+    AddPlacement(pool_->pool(), "local bytes");
     VARLANE_TOOLS_TRY(AddHomes());
+    VARLANE_TOOLS_TRY(AddShards(per_node));
     VARLANE_TOOLS_TRY(AddMatrix());
     VARLANE_TOOLS_TRY(AddScaling());
     return std::move(result_);
@@ -206,10 +216,10 @@ class NumaBench {
     return row;
   }
 
-  // What the kernel says of the pool's pages.
-  void AddPlacement() {
-    const KvPlacement found = pool_->pool().MeasurePlacement();
-    BenchRow& row = AddRow("local bytes", "MiB");
+  // What the kernel says of a pool's pages.
+  void AddPlacement(const KvPool& pool, const char* name) {
+    const KvPlacement found = pool.MeasurePlacement();
+    BenchRow& row = AddRow(name, "MiB");
     row.must = 0.99;
     row.rounds = 1;
     const int64_t known = found.local_bytes + found.remote_bytes;
@@ -223,7 +233,7 @@ class NumaBench {
     row.limit = static_cast<double>(known) / kMiB;
     row.ratio = *row.value / *row.limit;
     Judge(&row);
-    const int error = pool_->pool().stats().mempolicy_error;
+    const int error = pool.stats().mempolicy_error;
     if (error != 0) {
       row.detail = fmt::format("mbind refused (errno {}): first touch", error);
     }
@@ -257,6 +267,53 @@ class NumaBench {
     share.detail =
         fmt::format("{} threadgroups at home, {} stolen",
                     with.home_threadgroups, with.stolen_threadgroups);
+    return {};
+  }
+
+  // Heads sharded over the nodes, beside sequences at home: one long sequence,
+  // whose K/V would all be on one node, and as many as the nodes have.
+  Status AddShards(int per_node) {
+    constexpr const char* kPages = "local bytes, heads sharded";
+    constexpr const char* kOne = "one long sequence, heads sharded or at home";
+    constexpr const char* kAll = "all sequences, heads sharded or at home";
+    const int heads = Layout().num_kv_heads;
+    if (num_nodes() == 1 || heads % num_nodes() != 0) {
+      const std::string reason =
+          num_nodes() == 1
+              ? kOneNode
+              : fmt::format("{} KV heads cannot be cut into {} equal shards",
+                            heads, num_nodes());
+      AddRow(kPages, "MiB").reason = reason;
+      AddRow(kOne, "GB/s").reason = reason;
+      AddRow(kAll, "GB/s").reason = reason;
+      return {};
+    }
+    VARLANE_TOOLS_ASSIGN(const Pool shards,
+                         Pool::Create(all_.runtime.get(), per_node, true));
+    AddPlacement(shards.pool(), kPages);
+    const int64_t long_blocks = int64_t{kBlocks} * per_node;
+    const auto decode = [&](const Pool& pool, int node, int64_t blocks) {
+      return Decode(all_.attention.get(), pool.pool().view(), pool.Tables(node),
+                    blocks);
+    };
+    Decode steps[] = {decode(shards, 0, long_blocks),
+                      decode(*pool_, 0, long_blocks),
+                      decode(shards, -1, kBlocks), decode(*pool_, -1, kBlocks)};
+    std::vector<Sampler> samplers;
+    for (Decode& step : steps) {
+      VARLANE_TOOLS_TRY(step.Plan());
+      samplers.push_back({[&step] { return step.Run(); }});
+    }
+    VARLANE_TOOLS_ASSIGN(const Samples samples, Interleave(samplers, Budget()));
+    const auto add = [&](const char* name, size_t sharded) {
+      BenchRow& row = AddRow(name, "GB/s");
+      SetRates(samples, sharded, sharded + 1, &row);
+      row.detail = fmt::format("K/V read on its node: {:.0f}% against {:.0f}%",
+                               100 * LocalShare(steps[sharded].total()),
+                               100 * LocalShare(steps[sharded + 1].total()));
+    };
+    add(kOne, 0);
+    add(kAll, 2);
     return {};
   }
 

@@ -20,7 +20,8 @@ struct BenchNumaOptions {
   bool quick = false;
   double seconds = 2;      // all decode rows together; likewise the scaling
   int64_t node_bytes = 0;  // K/V on each node; 0 = 256 MiB, 64 MiB with quick,
-                           // or less where there is less
+                           // or less where there is less. A second pool, whose
+                           // heads are sharded, has as much for a while
   RuntimeOptions runtime;
 };
 

@@ -90,6 +90,7 @@ Json ResultToJson(const AttendOptions& options, const AttendResult& result,
                {"partitions", PartitionModeName(options.plan.partitions)},
                {"spreads_partitions", result.spread},
                {"blocks", result.num_blocks},
+               {"head_shards", result.num_shards},
                {"threadgroups", report.threadgroups},
                {"surplus_threadgroups", report.surplus_threadgroups},
                {"owner_searches", report.owner_searches},
@@ -98,6 +99,10 @@ Json ResultToJson(const AttendOptions& options, const AttendResult& result,
                {"owner_padded", report.owner_padded},
                {"spread_partitions", report.spread_partitions},
                {"merges", report.merges},
+               {"home_threadgroups", report.home_threadgroups},
+               {"stolen_threadgroups", report.stolen_threadgroups},
+               {"local_bytes", report.local_bytes},
+               {"remote_bytes", report.remote_bytes},
                {"kv_bytes", report.kv_bytes},
                {"flops", report.flops},
                {"seconds", result.seconds},
@@ -161,10 +166,15 @@ std::string ResultText(const AttentionCase& c, const AttendFlags& flags,
                                 ? ""
                                 : fmt::format(" (V: {})", c.v.head_size),
                             MaskText(c))});
-  table.AddRow({"KV", fmt::format("{}, {} shuffled blocks of {} tokens",
-                                  DTypeName(flags.options.kv_dtype),
-                                  FormatCount(result.num_blocks),
-                                  flags.options.block_size)});
+  table.AddRow(
+      {"KV",
+       fmt::format("{}, {} shuffled blocks of {} tokens{}",
+                   DTypeName(flags.options.kv_dtype),
+                   FormatCount(result.num_blocks), flags.options.block_size,
+                   result.num_shards == 1
+                       ? ""
+                       : fmt::format(", heads sharded over {} nodes",
+                                     result.num_shards))});
   table.AddRow(
       {"kernels", fmt::format("{}, {} workers", result.simd_target, workers)});
   table.AddRow({"threadgroups",
@@ -269,6 +279,7 @@ void AddLaunchFlags(CLI::App* command, AttendFlags* flags) {
       ->capture_default_str()
       ->type_name("N");
   AddPlanOptionFlags(command, &flags->options.plan);
+  AddShardHeadsFlag(command, &flags->options.shard_heads);
   AddRuntimeFlags(command, &flags->runtime);
   command
       ->add_option("--seed", flags->options.seed,

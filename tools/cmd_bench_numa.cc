@@ -45,8 +45,9 @@ Status RunBenchNuma(BenchNumaFlags flags) {
 
 constexpr const char* kFooter =
     "Decode steps of 2048 tokens of context over a pool with as much K/V on\n"
-    "every node: all workers, once following homes and once not; the workers "
-    "of\n"
+    "every node: all workers, once following homes and once not; KV heads "
+    "sharded\n"
+    "over the nodes, beside sequences at home; the workers of\n"
     "each node over the memory of each, and over blocks of all nodes in turn; "
     "more\n"
     "and more workers. \"local bytes\" is what the kernel says of the pool's "
@@ -65,7 +66,7 @@ void AddBenchNumaCommand(CLI::App* bench, Run* run) {
                     "Less K/V and fewer rounds: some seconds");
   command
       ->add_option("--seconds", flags->options.seconds,
-                   "Time for each of its three parts; default 2, with --quick "
+                   "Time for each of its four parts; default 2, with --quick "
                    "0.5")
       ->check(CLI::Range(1e-6, 3600.0))
       ->type_name("S");

@@ -224,6 +224,7 @@ void AddReplayCommand(CLI::App* app, Run* run) {
   AddLoadFlags(command, &flags->options);
   AddPoolFlags(command, &flags->options);
   AddPlanOptionFlags(command, &flags->options.plan);
+  AddShardHeadsFlag(command, &flags->options.shard_heads);
   AddRuntimeFlags(command, &flags->runtime);
   AddShareFlag(command, "--verify", &flags->options.verify_share,
                "Share of the output rows to recompute in double precision "

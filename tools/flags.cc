@@ -105,6 +105,12 @@ void AddPlanOptionFlags(CLI::App* app, PlanOptions* options) {
       ->type_name("MODE");
 }
 
+CLI::Option* AddShardHeadsFlag(CLI::App* app, bool* shard_heads) {
+  return app->add_flag("--shard-heads", *shard_heads,
+                       "Cut the KV heads over the NUMA nodes, in place of "
+                       "sequences with homes; nothing changes on one node");
+}
+
 void AddModelFlags(CLI::App* app, ModelFlags* flags) {
   std::string names;
   for (const ModelShape& shape : ModelPresets()) {

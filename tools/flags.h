@@ -72,6 +72,8 @@ Result<RuntimeOptions> MakeRuntimeOptions(const RuntimeFlags& flags);
 
 // --owner, --partitions
 void AddPlanOptionFlags(CLI::App* app, PlanOptions* options);
+// --shard-heads
+CLI::Option* AddShardHeadsFlag(CLI::App* app, bool* shard_heads);
 
 // --model, --layers, --q-heads, --kv-heads, --head-size; numbers override the
 // model's. 0 = not given.

@@ -116,8 +116,10 @@ Status Replay::Create() {
   pool.layout = ReplayLayout(options_);
   pool.num_blocks = result_.sizing.blocks;
   pool.huge_pages = runtime_->options().huge_pages;
+  pool.shard_heads = options_.shard_heads;
   pool.prefix_cache = options_.prefix_cache;
   VARLANE_TOOLS_ASSIGN(pool_, KvPool::Create(pool, runtime_));
+  result_.head_shards = pool_->num_shards();
   VARLANE_TOOLS_ASSIGN(scheduler_,
                        Scheduler::Create(options_.scheduler, pool_.get()));
   if (options_.pressure) {

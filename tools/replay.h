@@ -41,6 +41,7 @@ struct ReplayOptions {
   int64_t kv_bytes = 0;      //   memory budget does
   double fraction = 0;       // claim policy; 0 = environment, else what fits
   int64_t weights_bytes = 0;
+  bool shard_heads = false;  // KvPoolOptions'
   bool prefix_cache = true;  // what the pool knows of a prompt is not computed
   std::string memory_root;   // tests: where /proc and /sys are
   Tracer* tracer = nullptr;  // gets the pool's use, step by step
@@ -79,6 +80,7 @@ struct ReplayResult {
   std::optional<ServingPressureStats> pressure;
   std::string simd_target;
   int workers = 0;
+  int head_shards = 1;  // nodes that the KV heads are cut over
   int64_t submitted = 0;
   int64_t never_fit = 0;  // requests larger than the whole pool
   int64_t ended = 0;

@@ -61,12 +61,15 @@ std::string SetUpText(const ReplayOptions& options, const Workload& workload,
                                FormatCount(workload.output_tokens()))});
   table.AddRow({"load", LoadText(options)});
   table.AddRow({"model", DescribeModel(options.model)});
-  table.AddRow(
-      {"KV pool",
-       fmt::format("{} blocks of {} tokens, {}, {} in all",
-                   FormatCount(r.sizing.blocks), layout.block_size,
-                   DTypeName(layout.dtype),
-                   FormatBytes(r.sizing.blocks * layout.block_bytes()))});
+  table.AddRow({"KV pool",
+                fmt::format("{} blocks of {} tokens, {}, {} in all{}",
+                            FormatCount(r.sizing.blocks), layout.block_size,
+                            DTypeName(layout.dtype),
+                            FormatBytes(r.sizing.blocks * layout.block_bytes()),
+                            r.head_shards == 1
+                                ? ""
+                                : fmt::format(", heads sharded over {} nodes",
+                                              r.head_shards))});
   table.AddRow({"", r.sizing.reason});
   table.AddRow({"workers", fmt::format("{}, {} kernels, owner {}", r.workers,
                                        r.simd_target,
@@ -237,6 +240,7 @@ Json PoolToJson(const ReplayResult& r) {
           {"budget_blocks", r.sizing.budget_blocks},
           {"workload_blocks", r.sizing.workload_blocks},
           {"reason", r.sizing.reason},
+          {"head_shards", r.head_shards},
           {"committed_bytes", r.pool.committed_bytes},
           {"huge_page_bytes", r.pool.huge_page_bytes},
           {"peak_use", r.peak_kv_use},
