@@ -258,31 +258,35 @@ Status BlockMemory::Commit(std::span<const int64_t> num_blocks) {
 
 Status BlockMemory::CommitSlabs(std::span<const int64_t> num_blocks,
                                 int64_t total) {
+  has_room_ = false;
   for (int node = 0; node < num_nodes(); ++node) {
     const auto at = static_cast<size_t>(node);
     const int64_t end = SlabsOf(num_blocks[at]);
     while (nodes_[at].committed < end) {
-      VARLANE_RETURN_IF_ERROR(CommitSlab(node, total));
+      VARLANE_RETURN_IF_ERROR(
+          CommitSlab(node, total, nodes_[at].committed + 1 < end));
     }
   }
   return {};
 }
 
-// Commits the node's next slab.
-Status BlockMemory::CommitSlab(int node, int64_t num_blocks) {
+// Commits the node's next slab. With `another` to come after it the limits for
+// that are read meanwhile.
+Status BlockMemory::CommitSlab(int node, int64_t num_blocks, bool another) {
   Node& owner = nodes_[static_cast<size_t>(node)];
   const int64_t slab = owner.committed;
   owner.pages[static_cast<size_t>(slab)] = HugePages::kExplicit;
   owner.locked[static_cast<size_t>(slab)] = 0;
   for (int shard = 0; shard < num_shards_; ++shard) {
-    VARLANE_RETURN_IF_ERROR(CommitPart(node + shard, slab, num_blocks, &owner));
+    VARLANE_RETURN_IF_ERROR(
+        CommitPart(node + shard, slab, num_blocks, another, &owner));
   }
   owner.committed = slab + 1;
   return {};
 }
 
 Status BlockMemory::CommitPart(int range, int64_t slab, int64_t num_blocks,
-                               Node* owner) {
+                               bool another, Node* owner) {
   const auto at = static_cast<size_t>(slab);
   const auto [data, bytes] = SlabRange(range, slab, slab + 1);
   const Result<HugePages> pages =
@@ -291,39 +295,61 @@ Status BlockMemory::CommitPart(int range, int64_t slab, int64_t num_blocks,
                : CommitMemory(data, bytes, options_.huge_pages);
   VARLANE_RETURN_IF_ERROR(pages.status());
   owner->pages[at] = std::min(owner->pages[at], *pages);
-  if (*pages != HugePages::kExplicit) {
+  if (*pages != HugePages::kExplicit && !has_room_) {
     VARLANE_RETURN_IF_ERROR(CheckRoom({.touched = bytes}, num_blocks));
   }
+  has_room_ = false;
   if (const int os_node = SystemNode(range); os_node >= 0) {
     const int error = PreferNode(data, bytes, os_node);
     if (error != 0) stats_.mempolicy_error = error;
   }
-  VARLANE_RETURN_IF_ERROR(Populate(range, {data, bytes}));
+  if (memory_nodes() > 1) {
+    VARLANE_RETURN_IF_ERROR(PopulateOnNode(range, {data, bytes}));
+  } else {
+    const int64_t next =
+        another ? SlabRange(range, slab + 1, slab + 2).bytes : 0;
+    VARLANE_RETURN_IF_ERROR(Populate({data, bytes}, next));
+  }
   return LockPart({data, bytes}, &owner->locked[at]);
 }
 
+// False also where that cannot be found out now.
+bool BlockMemory::HasRoomFor(int64_t bytes) const noexcept try {
+  return CheckRoom({.touched = bytes}, 0).ok();
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+// By one worker of the right node, since workers of others would help a launch,
+// and the first touch decides.
+Status BlockMemory::PopulateOnNode(int range, const Range& part) {
+  Status populated;
+  VARLANE_RETURN_IF_ERROR(runtime_->RunOnNode(
+      range, [&] { populated = PopulateMemory(part.data, part.bytes); }));
+  return populated;
+}
+
 // By all workers, piece by piece: zeroing is what a commit takes its time for.
-// Where there are several nodes by one worker of the right one, since workers
-// of others would help a launch, and the first touch decides.
-Status BlockMemory::Populate(int range, const Range& part) {
+// One of them first finds out whether there is room for `next_bytes` after it;
+// what is still to be populated counts in full.
+Status BlockMemory::Populate(const Range& part, int64_t next_bytes) {
   std::mutex mutex;
   Status populated;
-  const auto populate = [&](std::byte* data, int64_t bytes) {
-    const Status status = PopulateMemory(data, bytes);
+  const int64_t checks = next_bytes > 0 && options_.check_limits ? 1 : 0;
+  const auto body = [&](const Threadgroup& piece) {
+    if (piece.index() < checks) {
+      has_room_ = HasRoomFor(part.bytes + next_bytes);
+      return;
+    }
+    const int64_t at = (piece.index() - checks) * kHugePageBytes;
+    const Status status = PopulateMemory(
+        part.data + at, std::min(kHugePageBytes, part.bytes - at));
     if (status.ok()) return;
     const std::lock_guard lock(mutex);
     populated = status;
   };
-  if (memory_nodes() > 1) {
-    VARLANE_RETURN_IF_ERROR(
-        runtime_->RunOnNode(range, [&] { populate(part.data, part.bytes); }));
-    return populated;
-  }
   VARLANE_RETURN_IF_ERROR(runtime_->Launch(
-      Grid{DivCeil(part.bytes, kHugePageBytes)}, [&](const Threadgroup& piece) {
-        const int64_t at = piece.index() * kHugePageBytes;
-        populate(part.data + at, std::min(kHugePageBytes, part.bytes - at));
-      }));
+      Grid{checks + DivCeil(part.bytes, kHugePageBytes)}, body));
   return populated;
 }
 
@@ -373,7 +399,7 @@ Status BlockMemory::Release(std::span<const int64_t> num_blocks) {
         const auto earlier = static_cast<size_t>(other);
         Status again;
         while (again.ok() && nodes_[earlier].committed < before_[earlier]) {
-          again = CommitSlab(other, 0);
+          again = CommitSlab(other, 0, false);
         }
       }
       released = 0;

@@ -180,10 +180,13 @@ class BlockMemory {
   int64_t total_committed_bytes() const noexcept;
   // Refuses where `need` more would pass a limit or enter its reserve.
   Status CheckRoom(const Need& need, int64_t num_blocks) const;
-  Status CommitSlab(int node, int64_t num_blocks);
+  bool HasRoomFor(int64_t bytes) const noexcept;
+  Status CommitSlab(int node, int64_t num_blocks, bool another);
   Status CommitSlabs(std::span<const int64_t> num_blocks, int64_t total);
-  Status CommitPart(int range, int64_t slab, int64_t num_blocks, Node* owner);
-  Status Populate(int range, const Range& part);
+  Status CommitPart(int range, int64_t slab, int64_t num_blocks, bool another,
+                    Node* owner);
+  Status PopulateOnNode(int range, const Range& part);
+  Status Populate(const Range& part, int64_t next_bytes);
   Status LockPart(const Range& part, int64_t* locked);
   Status Decommit(int node, int64_t begin, int64_t end);
   void CountSlabs() noexcept;
@@ -199,6 +202,7 @@ class BlockMemory {
   int64_t slab_part_bytes_ = 0;  // of a slab, a shard
   BlockMemoryStats stats_;
   std::vector<Node> nodes_;
+  bool has_room_ = false;        // for the next slab: found out already
   std::vector<int64_t> before_;  // [nodes] slabs before the commit under way
   std::vector<int64_t> even_;    // [nodes] scratch of Commit(int64_t)
 };

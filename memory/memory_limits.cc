@@ -237,17 +237,22 @@ class Detector {
       }
       return;
     }
-    const Result<std::string> status = Read(root_ + "/proc/self/status");
-    if (!status.ok()) {
-      Warn(StrCat(status.status().message(),
-                  "; the use under RLIMIT_AS and RLIMIT_DATA counts as 0"));
-    }
+    Result<std::string> status = std::string();  // read where a limit is set
+    bool is_read = false;
+    const auto used = [&](const char* field) {
+      if (!std::exchange(is_read, true)) {
+        status = Read(root_ + "/proc/self/status");
+        if (!status.ok()) {
+          Warn(StrCat(status.status().message(),
+                      "; the use under RLIMIT_AS and RLIMIT_DATA counts as 0"));
+        }
+      }
+      return status.ok() ? FindKilobytes(*status, field).value_or(0) : 0;
+    };
     const auto add = [&](const char* name, const char* row, const char* field) {
       const std::optional<int64_t> limit = FindCount(*text, row);
       if (!limit || *limit >= kUnlimited) return;
-      const int64_t used =
-          status.ok() ? FindKilobytes(*status, field).value_or(0) : 0;
-      Add(name, *limit, used);
+      Add(name, *limit, used(field));
     };
     add("RLIMIT_AS", "Max address space", "VmSize:");
     add("RLIMIT_DATA", "Max data size", "VmData:");
