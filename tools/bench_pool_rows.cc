@@ -5,20 +5,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "tools/bench_session.h"
+#include "tools/clock.h"
 #include "tools/status_util.h"
 #include "varlane/kv_pool.h"
 
 namespace varlane::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kForkedBlocks = 4096;
 // Eight threads on two cores take turns of some milliseconds: all of them must
@@ -27,10 +25,6 @@ constexpr int64_t kForkedBlocks = 4096;
 int64_t BlocksPerGo(const BenchSession& session) {
   return static_cast<int64_t>(
       std::clamp(session.options().seconds * 5e6, 2e4, 1e6));
-}
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 // --- taking and giving back --------------------------------------------------

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "tools/bench_session.h"
+#include "tools/clock.h"
 #include "tools/prefix_hits.h"
 #include "tools/status_util.h"
 #include "tools/trace.h"
@@ -24,16 +24,11 @@
 namespace varlane::tools {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Tokens = std::vector<int32_t>;
 
 // 32768 blocks in all: what is known of them does not fit a core's own cache.
 constexpr int kPrompts = 128;
 constexpr int kPromptBlocks = 256;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // `blocks` blocks and the one token more that is never looked up.
 Tokens RandomPrompt(std::mt19937* random, int blocks) {

@@ -17,14 +17,13 @@
 #include <vector>
 
 #include "tools/bench_session.h"
+#include "tools/clock.h"
 #include "tools/parse.h"
 #include "tools/status_util.h"
 #include "varlane/kv_pool.h"
 
 namespace varlane::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kGiB = int64_t{1} << 30;
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -39,10 +38,6 @@ constexpr KvLayout kLayout = {.dtype = DType::kBF16,
                               .v_head_size = 128,
                               .block_size = kBlockTokens};
 constexpr int64_t kBlockBytes = int64_t{2} * 8 * 128 * kBlockTokens * 2;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 Result<std::unique_ptr<KvPool>> MakePool(BenchSession* session,
                                          int64_t num_blocks) {

@@ -5,20 +5,14 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 
+#include "tools/clock.h"
 #include "tools/status_util.h"
 
 namespace varlane::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // A sample shorter than this is noise of the clock and the scheduler.
 constexpr double kMinSampleSeconds = 2e-3;

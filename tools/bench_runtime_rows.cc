@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "tools/bench_session.h"
+#include "tools/clock.h"
 #include "tools/status_util.h"
 #include "varlane/graph.h"
 #include "varlane/trace.h"
@@ -27,14 +28,8 @@ namespace varlane::tools {
 namespace {
 
 using bench::Heads;
-using Clock = std::chrono::steady_clock;
-
 constexpr int kEmptyNodes = 64;
 constexpr int kLayers = 28;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 BenchRow MakeRow(std::string name, const char* unit, Sense sense, double must) {
   BenchRow row;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tools/clock.h"
 #include "tools/metrics_file.h"
 #include "tools/progress.h"
 #include "tools/replay_log.h"
@@ -21,12 +22,6 @@
 
 namespace varlane::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // Adds the time of a scope to a phase.
 class PhaseTimer {

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "tools/clock.h"
 #include "tools/parse.h"
 #include "tools/process_memory.h"
 #include "tools/replay_sizing.h"
@@ -23,14 +24,8 @@
 namespace varlane::tools {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // How long what was given back may take to come again once pressure is over.
 constexpr double kRegainSeconds = 20;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 ReplayOptions SizingOptions(const StressOptions& options) {
   ReplayOptions replay;
