@@ -333,7 +333,7 @@ Status FillTensor(uint64_t stream, SynthKind kind, Runtime* runtime,
   const Grid grid{(tensor->tokens + kTokens - 1) / kTokens};
   if (grid.num_threadgroups == 0) return {};
   auto* const data = reinterpret_cast<BF16*>(tensor->bytes.data());
-  return runtime->Launch(grid, [&](const Threadgroup& group) {
+  const auto body = [&](const Threadgroup& group) {
     const int64_t begin = group.index() * kTokens;
     const int64_t end = std::min(begin + kTokens, tensor->tokens);
     for (int64_t token = begin; token < end; ++token) {
@@ -343,7 +343,8 @@ Status FillTensor(uint64_t stream, SynthKind kind, Runtime* runtime,
                                      static_cast<size_t>(tensor->head_size)));
       }
     }
-  });
+  };
+  return runtime->Launch(grid, body, {.name = "make inputs"});
 }
 
 std::vector<int32_t> PrefixSum(const std::vector<int32_t>& lengths) {

@@ -154,7 +154,7 @@ Status StepBuffers::Generate(int layer, Runtime* runtime) {
   const int64_t q_stride = int64_t{model_.num_q_heads} * model_.head_size;
   const int64_t kv_stride = int64_t{model_.num_kv_heads} * model_.head_size;
   const Grid grid{(total + kTokens - 1) / kTokens};
-  return runtime->Launch(grid, [&](const Threadgroup& group) {
+  const auto body = [&](const Threadgroup& group) {
     const int64_t begin = group.index() * kTokens;
     for (int64_t t = begin; t < std::min(begin + kTokens, total); ++t) {
       const SynthToken token = tokens_[static_cast<size_t>(t)];
@@ -165,7 +165,8 @@ Status StepBuffers::Generate(int layer, Runtime* runtime) {
       FillHeads(token, layer, SynthKind::kValue, model_.num_kv_heads,
                 model_.head_size, v_.data() + t * kv_stride);
     }
-  });
+  };
+  return runtime->Launch(grid, body, {.name = "make inputs"});
 }
 
 }  // namespace varlane::tools
