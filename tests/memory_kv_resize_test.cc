@@ -299,6 +299,11 @@ TEST(KvNodesTest, ASequenceStaysAtHomeOnceItHasBlocks) {
   VARLANE_ASSERT_OK(pool->Append(a, 16 * 13));
   EXPECT_EQ(pool->node_stats(0).free_blocks, 0);
   EXPECT_EQ(pool->stats().spilled_blocks, 2);
+  // It is at home there all the same, and asks there again.
+  VARLANE_ASSERT_OK(pool->Free(*fork));
+  VARLANE_ASSERT_OK(pool->Append(a, 16));
+  EXPECT_EQ(pool->NodeOfBlock(Table(*pool, a).back()), 0);
+  EXPECT_EQ(pool->stats().spilled_blocks, 2);
   VARLANE_EXPECT_OK(pool->CheckInvariants());
 }
 

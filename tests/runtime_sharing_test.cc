@@ -7,6 +7,7 @@
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -145,6 +146,42 @@ TEST(PriorityTest, WorkersLeaveAGraphBetweenTwoNodes) {
   EXPECT_EQ(GatherAll(runtime.get(), &background, 1), 3);
   prefill.join();
   EXPECT_TRUE(background.RanToItsEnd());
+}
+
+// Nobody is sent for again: those that left find the launch on the board.
+TEST(PriorityTest, WorkersComeBackToWhatTheyLeft) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(3);
+  std::array<std::atomic<bool>, 3> is_busy = {};
+  std::array<std::atomic<bool>, 3> is_back = {};
+  std::atomic<bool> was_urgent = false;
+  std::atomic<bool> is_over = false;
+  const auto all = [](const auto& flags) {
+    return std::all_of(
+        flags.begin(), flags.end(),
+        [](const std::atomic<bool>& flag) { return bool(flag); });
+  };
+  std::thread prefill([&] {
+    VARLANE_EXPECT_OK(runtime->Launch({5000}, [&](const Threadgroup& group) {
+      const auto worker = static_cast<size_t>(group.worker());
+      is_busy[worker] = true;
+      if (was_urgent) is_back[worker] = true;
+      if (!all(is_back))
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }));
+    is_over = true;
+  });
+  while (!all(is_busy) && !is_over) std::this_thread::yield();
+  std::atomic<int> arrived = 0;
+  VARLANE_EXPECT_OK(runtime->Launch({3},
+                                    [&](const Threadgroup&) {
+                                      arrived.fetch_add(1);
+                                      while (arrived < 3 && !is_over)
+                                        std::this_thread::yield();
+                                      was_urgent = true;
+                                    },
+                                    {.priority = 1}));
+  prefill.join();
+  EXPECT_TRUE(all(is_back));
 }
 
 // --- an embedder's threads ---------------------------------------------------
