@@ -348,8 +348,9 @@ Status BlockMemory::Populate(const Range& part, int64_t next_bytes) {
     const std::lock_guard lock(mutex);
     populated = status;
   };
-  VARLANE_RETURN_IF_ERROR(runtime_->Launch(
-      Grid{checks + DivCeil(part.bytes, kHugePageBytes)}, body));
+  VARLANE_RETURN_IF_ERROR(
+      runtime_->Launch(Grid{checks + DivCeil(part.bytes, kHugePageBytes)}, body,
+                       {.name = "populate"}));
   return populated;
 }
 
