@@ -24,6 +24,7 @@ namespace {
 using testing::KvPoolModel;
 
 constexpr int kOperations = testing::Operations(150'000, 10'000);  // a seed
+constexpr int kShardedOperations = testing::Operations(30'000, 10'000);
 // One in so many changes the pool's size or moves blocks, or swaps.
 constexpr int kResizeEvery = 50;
 constexpr int kSwapEvery = 111;
@@ -116,7 +117,7 @@ TEST_P(KvPoolModelTest, RandomSequencesKeepEveryTokenAndEveryCount) {
 }
 
 TEST_P(KvPoolModelTest, ShardedHeadsKeepEveryTokenAndEveryCount) {
-  RunModel(GetParam(), kOperations / 5, GetParam() % 2 == 0 ? 2 : 4);
+  RunModel(GetParam(), kShardedOperations, GetParam() % 2 == 0 ? 2 : 4);
 }
 
 TEST_P(KvPoolModelTest, DISABLED_MoreRandomSequences) {
