@@ -158,8 +158,9 @@ class ReadProbe::Impl {
     }
   }
 
-  int64_t bytes() const {
-    return static_cast<int64_t>(lists_.Get(false).size()) *
+  // Of all chunks in either order.
+  int64_t bytes(bool by_block) const {
+    return static_cast<int64_t>(lists_.Get(by_block).size()) *
            lists_.chunk_bytes();
   }
   const std::vector<Loop>& loops() const { return loops_; }
@@ -207,14 +208,17 @@ Result<std::unique_ptr<ReadProbe>> ReadProbe::Create(Runtime* runtime,
   if (!kernels.ok()) return kernels.status();
   VARLANE_RETURN_IF_ERROR(Validate(kv, layer, batch));
   try {
-    return std::unique_ptr<ReadProbe>(new ReadProbe(
-        std::make_unique<Impl>(runtime, *kernels, kv, layer, batch)));
+    auto impl = std::make_unique<Impl>(runtime, *kernels, kv, layer, batch);
+    VARLANE_ENSURE(impl->bytes(true) == impl->bytes(false), "by block ",
+                   impl->bytes(true), " bytes are read, by head ",
+                   impl->bytes(false));
+    return std::unique_ptr<ReadProbe>(new ReadProbe(std::move(impl)));
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kResourceExhausted, "no memory for ReadProbe");
   }
 }
 
-int64_t ReadProbe::bytes() const noexcept { return impl_->bytes(); }
+int64_t ReadProbe::bytes() const noexcept { return impl_->bytes(false); }
 int ReadProbe::num_loops() const noexcept {
   return static_cast<int>(impl_->loops().size());
 }

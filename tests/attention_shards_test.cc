@@ -42,10 +42,10 @@ std::string Name(OwnerPattern owner, PartitionMode partitions) {
          PartitionModeName(partitions);
 }
 
-Engine MakeNodes(int num_nodes, int cores = 1) {
+Engine MakeArenas(const std::string& topology, NumaPolicy numa) {
   RuntimeOptions options;
-  options.topology = "numa:" + std::to_string(num_nodes) +
-                     " core:" + std::to_string(cores) + " pu:1";
+  options.topology = topology;
+  options.numa = numa;
   Engine engine;
   Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
   EXPECT_TRUE(IsOk(runtime));
@@ -55,6 +55,12 @@ Engine MakeNodes(int num_nodes, int cores = 1) {
   EXPECT_TRUE(IsOk(attention));
   if (attention.ok()) engine.attention = *std::move(attention);
   return engine;
+}
+
+Engine MakeNodes(int num_nodes, int cores = 1) {
+  return MakeArenas("numa:" + std::to_string(num_nodes) +
+                        " core:" + std::to_string(cores) + " pu:1",
+                    NumaPolicy::kAuto);
 }
 
 CaseSpec MixedSpec(DType dtype = DType::kBF16) {
@@ -578,6 +584,17 @@ TEST(ShardedServiceTest, StepsHaveTheBitsOfAPoolWithoutShards) {
                         "step of " + std::to_string(count));
       }
     }
+  }
+}
+
+// An arena of every L3 is what a node is elsewhere.
+TEST(ShardedServiceTest, ArenasOfAnL3EachHaveTheirHeadsToo) {
+  Service plain(MakeEngine(1), false);
+  Service sharded(MakeArenas("numa:2 l3:2 core:1 pu:1", NumaPolicy::kL3), true);
+  ASSERT_EQ(sharded.pool().num_shards(), 4);
+  for (const int count : {90, 1, 40}) {
+    ExpectSameBytes(plain.Step(count, false), sharded.Step(count, false),
+                    "step of " + std::to_string(count));
   }
 }
 

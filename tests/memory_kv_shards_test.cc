@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -14,9 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "memory/block_memory.h"
+#include "base/os_calls.h"
 #include "memory/block_parts.h"
 #include "memory/block_poison.h"
+#include "runtime/numa_memory.h"
 #include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
@@ -255,6 +257,12 @@ TEST_P(KvShardsTest, BlocksMoveWithEveryShard) {
   EXPECT_EQ(s.pool->capacity_blocks(), half);
   for (int node = 0; node < num_nodes(); ++node) {
     EXPECT_EQ(s.pool->node_stats(node).committed_bytes, 4 * kMiB);
+    // The pages are gone, where the kernel tells.
+    const KvView view = s.pool->view();
+    const int64_t bytes = half * view.part_bytes();
+    const PagePlacement pages =
+        QueryPlacement(view.part(half, node), bytes, -1);
+    EXPECT_EQ(pages.absent + pages.unknown, bytes) << "node " << node;
   }
   ExpectSequence(*s.pool, high, half * 16 - 5, kSeed + 1);
   EXPECT_EQ(s.pool->MinLimitBytes(), 2 * slab_bytes());
@@ -266,6 +274,36 @@ TEST_P(KvShardsTest, BlocksMoveWithEveryShard) {
   ExpectSequence(*s.pool, more, half * 16, kSeed + 2);
   ExpectSequence(*s.pool, high, half * 16 - 5, kSeed + 1);
   VARLANE_EXPECT_OK(s.pool->CheckInvariants());
+}
+
+// One call after the other fails once while memory is given back: what some
+// nodes gave before another could not is there again, or was never gone.
+TEST_P(KvShardsTest, MemoryThatOneNodeKeepsIsTakenAgainOnTheOthers) {
+  const int64_t blocks = 3 * slab_blocks();
+  int refused = 0;
+  for (int64_t call = 0;; ++call) {
+    ASSERT_LT(call, 1000);
+    const Sharded s = MakeSharded(
+        num_nodes(),
+        {.layout = kLayout, .num_blocks = blocks, .check_limits = false});
+    ASSERT_NE(s.pool, nullptr);
+    const SeqId seq = MakeSequence(s.pool.get(), 100, kSeed);
+    OsFaults::FailAfter(call, ENOMEM);
+    const Result<KvResize> shrunk = s.pool->SetLimit(slab_bytes());
+    const int64_t failed = OsFaults::failed();
+    OsFaults::Disarm();
+    if (!shrunk.ok()) {
+      ++refused;
+      EXPECT_EQ(s.pool->capacity_blocks(), blocks);
+    }
+    const int64_t free_tokens = s.pool->free_blocks() * 16;
+    const SeqId rest = MakeSequence(s.pool.get(), free_tokens, kSeed + 1);
+    ExpectSequence(*s.pool, rest, free_tokens, kSeed + 1);
+    ExpectSequence(*s.pool, seq, 100, kSeed);
+    VARLANE_EXPECT_OK(s.pool->CheckInvariants());
+    if (failed == 0) break;
+  }
+  EXPECT_GE(refused, num_nodes()) << "each node's memory was refused once";
 }
 
 TEST_P(KvShardsTest, LentMemoryIsOfAllNodesAndComesBack) {
