@@ -244,6 +244,7 @@ Status BlockMemory::Commit(std::span<const int64_t> num_blocks) {
     status = Status(StatusCode::kResourceExhausted,
                     "no memory left to read the limits");
   }
+  has_room_ = false;  // it may have failed where there was
   if (status.ok()) return status;
   for (int node = 0; node < num_nodes(); ++node) {
     const auto at = static_cast<size_t>(node);
@@ -258,7 +259,6 @@ Status BlockMemory::Commit(std::span<const int64_t> num_blocks) {
 
 Status BlockMemory::CommitSlabs(std::span<const int64_t> num_blocks,
                                 int64_t total) {
-  has_room_ = false;
   for (int node = 0; node < num_nodes(); ++node) {
     const auto at = static_cast<size_t>(node);
     const int64_t end = SlabsOf(num_blocks[at]);
