@@ -28,6 +28,7 @@ namespace varlane::tools {
 namespace {
 
 using bench::Heads;
+
 constexpr int kEmptyNodes = 64;
 constexpr int kLayers = 28;
 
