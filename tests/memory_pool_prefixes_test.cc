@@ -363,10 +363,11 @@ TEST(PoolPrefixesTest, ThreadsTakeCommitAndReleaseTheSameBlocks) {
   EXPECT_EQ(pool.allocator().referenced_blocks(), 0);
   EXPECT_EQ(pool.allocator().cached_blocks(),
             pool.prefixes().evictable_blocks());
-  // The premises: they shared, and the pool was full.
-  EXPECT_GT(hits.load(), kOperations / 4);
-  EXPECT_GT(pool.prefixes().stats().evicted_blocks, kOperations / 20);
-  EXPECT_GT(pool.prefixes().stats().duplicate_blocks, kOperations / 20);
+  // The premises: they shared, and the pool was full. How much depends on who
+  // was when where.
+  EXPECT_GT(hits.load(), kOperations / 10);
+  EXPECT_GT(pool.prefixes().stats().evicted_blocks, kOperations / 50);
+  EXPECT_GT(pool.prefixes().stats().duplicate_blocks, kOperations / 50);
 }
 
 }  // namespace

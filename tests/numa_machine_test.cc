@@ -575,7 +575,8 @@ void ExpectMostAtHome(Step* step, const char* what) {
   for (const OwnerPattern owner : kOwners) {
     double best = 0;
     double local = 0;
-    for (int i = 0; i < 20 && best < 0.75; ++i) {
+    // Who gets the host's cores is chance.
+    for (int i = 0; i < 100 && std::min(best, local) < 0.75; ++i) {
       LaunchReport report;
       (void)step->Run({.owner = owner}, &report);
       const int64_t useful = report.threadgroups - report.surplus_threadgroups;
