@@ -41,6 +41,35 @@ BenchRow MakeRow(std::string name, const char* unit, Sense sense, double must) {
   return row;
 }
 
+// --- pairs -------------------------------------------------------------------
+
+std::vector<double> Means(const std::vector<double>& a,
+                          const std::vector<double>& b) {
+  std::vector<double> means;
+  for (size_t i = 0; i < a.size(); ++i) means.push_back((a[i] + b[i]) / 2);
+  return means;
+}
+
+// Samples of `ours` and `theirs` (see Sampler), as the first and the second.
+// The first of a round is slower on a busy machine, whichever it is, and speeds
+// drift: one goes before that does not count, and either is taken twice, in
+// mirrored order.
+template <typename Ours, typename Theirs, typename Budget>
+Result<Samples> InterleaveMirrored(const Ours& ours, const Theirs& theirs,
+                                   const Budget& budget) {
+  const std::vector<Sampler> samplers = {
+      {theirs}, {theirs}, {ours}, {ours}, {theirs}};
+  VARLANE_TOOLS_ASSIGN(const Samples samples, Interleave(samplers, budget));
+  Samples pair = samples;
+  pair.of = {Means(samples.of[2], samples.of[3]),
+             Means(samples.of[1], samples.of[4])};
+  pair.low = {std::min(samples.low[2], samples.low[3]),
+              std::min(samples.low[1], samples.low[4])};
+  pair.high = {std::max(samples.high[2], samples.high[3]),
+               std::max(samples.high[1], samples.high[4])};
+  return pair;
+}
+
 // --- empty graphs ------------------------------------------------------------
 
 // Nodes in `chains` chains side by side.
@@ -203,22 +232,15 @@ Status MeasureSteps(BenchSession* session, const Heads& heads, int branches,
                     int seqs, int context, BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Steps> steps,
                        Steps::Create(session, heads, branches, seqs, context));
-  const std::vector<Sampler> samplers = {{[&] { return steps->ByGraph(); }},
-                                         {[&] { return steps->ByLaunches(); }}};
   VARLANE_TOOLS_ASSIGN(const Samples samples,
-                       Interleave(samplers, session->budget()));
+                       InterleaveMirrored([&] { return steps->ByGraph(); },
+                                          [&] { return steps->ByLaunches(); },
+                                          session->budget()));
   SetPair(samples, true, row);
   return {};
 }
 
 // --- tracing -----------------------------------------------------------------
-
-std::vector<double> Means(const std::vector<double>& a,
-                          const std::vector<double>& b) {
-  std::vector<double> means;
-  for (size_t i = 0; i < a.size(); ++i) means.push_back((a[i] + b[i]) / 2);
-  return means;
-}
 
 // Seconds of a launch with `tracer` attached against the plain one.
 Status MeasureTracing(BenchSession* session, const bench::Shape& shape,
@@ -238,22 +260,11 @@ Status MeasureTracing(BenchSession* session, const bench::Shape& shape,
     runtime->SetTracer(nullptr);
     return seconds;
   };
-  // The first of a round is slower on a busy machine, tracing or not, and
-  // speeds drift: one goes before that does not count, and either is taken
-  // twice, in mirrored order.
-  const auto plain = [&] { return work->Run(); };
-  const std::vector<Sampler> samplers = {
-      {plain}, {plain}, {traced}, {traced}, {plain}};
-  VARLANE_TOOLS_ASSIGN(const Samples samples,
-                       Interleave(samplers, session->budget()));
-  Samples pair = samples;
-  pair.of = {Means(samples.of[2], samples.of[3]),
-             Means(samples.of[1], samples.of[4])};
-  pair.low = {std::min(samples.low[2], samples.low[3]),
-              std::min(samples.low[1], samples.low[4])};
-  pair.high = {std::max(samples.high[2], samples.high[3]),
-               std::max(samples.high[1], samples.high[4])};
-  SetPair(pair, false, row);
+  VARLANE_TOOLS_ASSIGN(
+      const Samples samples,
+      InterleaveMirrored(
+          traced, [&] { return work->Run(); }, session->budget()));
+  SetPair(samples, false, row);
   return {};
 }
 
