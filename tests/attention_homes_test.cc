@@ -255,23 +255,8 @@ TEST(HomesTest, BitsDoNotKnowOfNodes) {
     ASSERT_EQ(engine.runtime->num_nodes(), num_nodes);
     AttentionCase spread(MixedSpec());
     spread.SpreadOverNodes(num_nodes);
-    for (const OwnerPattern owner : kOwners) {
-      for (const PartitionMode partitions : kPartitions) {
-        for (const bool follow : {true, false}) {
-          const Output output =
-              spread.Run(*engine.attention, {owner, partitions, follow});
-          const std::string what = std::to_string(num_nodes) + " nodes, " +
-                                   OwnerPatternName(owner) + ", " +
-                                   PartitionModeName(partitions);
-          ExpectSameBits(expected, output, what);
-          const LaunchReport& report = output.report;
-          EXPECT_EQ(report.home_threadgroups + report.stolen_threadgroups,
-                    report.threadgroups - report.surplus_threadgroups)
-              << what;
-          EXPECT_GT(report.local_bytes + report.remote_bytes, 0) << what;
-        }
-      }
-    }
+    ExpectSameBitsOnNodes(expected, spread, *engine.attention,
+                          std::to_string(num_nodes) + " nodes");
   }
 }
 

@@ -250,22 +250,8 @@ TEST_P(ShardsRunTest, BitsDoNotKnowOfShards) {
     ASSERT_NE(engine.attention, nullptr);
     AttentionCase sharded(MixedSpec(GetParam()));
     sharded.ShardHeads(num_nodes);
-    for (const OwnerPattern owner : kOwners) {
-      for (const PartitionMode partitions : kPartitions) {
-        for (const bool follow : {true, false}) {
-          const Output output =
-              sharded.Run(*engine.attention, {owner, partitions, follow});
-          const std::string what =
-              std::to_string(num_nodes) + " nodes, " + Name(owner, partitions);
-          ExpectSameBits(expected, output, what);
-          const LaunchReport& report = output.report;
-          EXPECT_EQ(report.home_threadgroups + report.stolen_threadgroups,
-                    report.threadgroups - report.surplus_threadgroups)
-              << what;
-          EXPECT_GT(report.local_bytes + report.remote_bytes, 0) << what;
-        }
-      }
-    }
+    ExpectSameBitsOnNodes(expected, sharded, *engine.attention,
+                          std::to_string(num_nodes) + " nodes");
   }
 }
 

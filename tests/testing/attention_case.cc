@@ -561,4 +561,27 @@ void ExpectSameBits(const Output& a, const Output& b, const std::string& what) {
   }
 }
 
+void ExpectSameBitsOnNodes(const Output& expected, const AttentionCase& c,
+                           const Attention& attention,
+                           const std::string& what) {
+  for (const OwnerPattern owner :
+       {OwnerPattern::kSearch, OwnerPattern::kMap, OwnerPattern::kPlanned,
+        OwnerPattern::kPadded}) {
+    for (const PartitionMode partitions :
+         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+      for (const bool follow : {true, false}) {
+        const Output output = c.Run(attention, {owner, partitions, follow});
+        const std::string how = what + ", " + OwnerPatternName(owner) + ", " +
+                                PartitionModeName(partitions);
+        ExpectSameBits(expected, output, how);
+        const LaunchReport& report = output.report;
+        EXPECT_EQ(report.home_threadgroups + report.stolen_threadgroups,
+                  report.threadgroups - report.surplus_threadgroups)
+            << how;
+        EXPECT_GT(report.local_bytes + report.remote_bytes, 0) << how;
+      }
+    }
+  }
+}
+
 }  // namespace varlane::testing

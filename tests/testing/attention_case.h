@@ -166,6 +166,12 @@ Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,
 // Bitwise equality of out and lse, naming the first difference.
 void ExpectSameBits(const Output& a, const Output& b, const std::string& what);
 
+// Runs `c` by every owner pattern and partition mode, homes followed or not:
+// the bits are those of `expected`, and every threadgroup with work and some
+// bytes are counted by node. Requires: the nodes of its blocks are known.
+void ExpectSameBitsOnNodes(const Output& expected, const AttentionCase& c,
+                           const Attention& attention, const std::string& what);
+
 }  // namespace varlane::testing
 
 #endif  // VARLANE_TESTS_TESTING_ATTENTION_CASE_H_
