@@ -11,6 +11,7 @@
 
 #include "kernels/kernel_table.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -92,15 +93,12 @@ TEST_P(BitsTest, ThreadsChangeNothing) {
 TEST_P(BitsTest, OwnerPatternsAreEqualAndCounted) {
   const AttentionCase c(Mixed(GetParam()));
   const Engine engine = MakeEngine(2);
-  for (const PartitionMode mode :
-       {PartitionMode::kWalk, PartitionMode::kSpread}) {
+  for (const PartitionMode mode : kPartitionModes) {
     const Output search =
         c.Run(*engine.attention, {OwnerPattern::kSearch, mode});
     const int64_t work =
         search.report.threadgroups - search.report.surplus_threadgroups;
-    for (const OwnerPattern owner :
-         {OwnerPattern::kSearch, OwnerPattern::kMap, OwnerPattern::kPlanned,
-          OwnerPattern::kPadded}) {
+    for (const OwnerPattern owner : kOwnerPatterns) {
       const Output now = c.Run(*engine.attention, {owner, mode});
       const std::string what =
           std::string(OwnerPatternName(owner)) + " " + PartitionModeName(mode);

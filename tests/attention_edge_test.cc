@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -71,8 +72,7 @@ TEST_P(EdgeTest, ANeedleIsFoundAtEveryBoundary) {
   spec.kv_heads = 1;
   const AttentionCase c(spec, ones, k, v);
   for (const Engine& engine : EnginesOfAllTargets()) {
-    for (const PartitionMode mode :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+    for (const PartitionMode mode : kPartitionModes) {
       const Output output =
           c.Run(*engine.attention, {OwnerPattern::kSearch, mode});
       for (size_t s = 0; s < needle.size(); ++s) {

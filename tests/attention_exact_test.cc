@@ -10,6 +10,7 @@
 
 #include "tests/testing/attention_case.h"
 #include "tests/testing/exact_means.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -18,8 +19,7 @@ namespace {
 void Check(CaseSpec spec, Poison poison) {
   const AttentionCase c = MeansCase(spec, poison);
   for (const Engine& engine : EnginesOfAllTargets()) {
-    for (const PartitionMode mode :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+    for (const PartitionMode mode : kPartitionModes) {
       for (const OwnerPattern owner :
            {OwnerPattern::kSearch, OwnerPattern::kMap}) {
         SCOPED_TRACE(std::string(engine.attention->simd_target()) + " " +

@@ -19,6 +19,7 @@
 #include "attention/run.h"
 #include "kernels/kernel_table.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"
 
@@ -233,8 +234,7 @@ void ExpectFailed(const Status& status, Fault fault,
 TEST(AttentionFailureTest, AFaultInEveryThreadgroupOfAMixedBatch) {
   for (const int threads : {1, 3}) {
     const Engine engine = testing::MakeEngine(threads);
-    for (const PartitionMode mode :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+    for (const PartitionMode mode : testing::kPartitionModes) {
       FaultyLaunch launch(engine.runtime.get(), mode);
       ASSERT_GT(launch.num_threadgroups(), 10);
       for (int64_t bad = 0; bad < launch.num_threadgroups(); ++bad) {

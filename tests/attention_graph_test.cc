@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/graph.h"
@@ -177,8 +178,7 @@ TEST(AttentionGraphTest, AStepAsAGraphIsTheStepLaunchByLaunchBitForBit) {
   for (const int threads : {1, 2, 4}) {
     const Engine engine = testing::MakeEngine(threads);
     const LaunchGraph graph = StepGraph(engine);
-    for (const PartitionMode mode :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+    for (const PartitionMode mode : testing::kPartitionModes) {
       Model by_launch(engine);
       Model by_graph(engine);
       for (const std::vector<int>& q_lens : kSteps) {

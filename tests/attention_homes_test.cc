@@ -20,16 +20,11 @@
 #include "attention/owner.h"
 #include "tests/testing/allocation_faults.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
 namespace {
-
-constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
-                                    OwnerPattern::kPlanned,
-                                    OwnerPattern::kPadded};
-constexpr PartitionMode kPartitions[] = {PartitionMode::kWalk,
-                                         PartitionMode::kSpread};
 
 // Prefill chunks and decode steps on three nodes of 100 blocks; sequence i's
 // blocks are of node homes[i].
@@ -82,8 +77,8 @@ std::multiset<Task> TasksOf(const AttentionPlan::Impl& plan) {
 
 TEST(HomesTest, EveryPatternsGridIsCutByTheHomesOfItsSequences) {
   const Inputs in;
-  for (const OwnerPattern owner : kOwners) {
-    for (const PartitionMode partitions : kPartitions) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
+    for (const PartitionMode partitions : kPartitionModes) {
       SCOPED_TRACE(std::string(OwnerPatternName(owner)) + " " +
                    PartitionModeName(partitions));
       AttentionPlan::Impl plain;
@@ -191,7 +186,7 @@ TEST(HomesTest, BytesAreCountedBlockByBlock) {
 
 TEST(HomesTest, AWarmPlanAllocatesNothingAndAColdOneMayFail) {
   const Inputs in;
-  for (const OwnerPattern owner : kOwners) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
     SCOPED_TRACE(OwnerPatternName(owner));
     AttentionPlan::Impl plan;
     // Each allocation of a first plan fails once; then the plan can be made.

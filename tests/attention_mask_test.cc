@@ -12,6 +12,7 @@
 
 #include "tests/testing/attention_case.h"
 #include "tests/testing/exact_means.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -30,15 +31,11 @@ constexpr SequenceMask Prefix(int prefix, SequenceMask mask = {}) {
 // take turns.
 template <typename Check>
 void OnEveryPath(const AttentionCase& c, const Check& check) {
-  constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
-                                      OwnerPattern::kPlanned,
-                                      OwnerPattern::kPadded};
   size_t turn = 0;
   for (const Engine& engine : EnginesOfAllTargets()) {
-    for (const PartitionMode mode :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+    for (const PartitionMode mode : kPartitionModes) {
       // Five turns are out of step with the two modes.
-      const OwnerPattern owner = kOwners[turn++ % 5 % 4];
+      const OwnerPattern owner = kOwnerPatterns[turn++ % 5 % 4];
       SCOPED_TRACE(std::string(engine.attention->simd_target()) + " " +
                    PartitionModeName(mode) + " " + OwnerPatternName(owner));
       check(c, c.Run(*engine.attention, {owner, mode}));

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -27,9 +28,6 @@ constexpr std::pair<int, int> kHeadSizes[] = {{8, 24},    {32, 32},   {64, 64},
                                               {80, 80},   {128, 128}, {40, 136},
                                               {192, 128}, {576, 512}};
 constexpr int kGroups[] = {1, 2, 3, 4, 5, 8, 12};
-constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
-                                    OwnerPattern::kPlanned,
-                                    OwnerPattern::kPadded};
 constexpr int kBlockSizes[] = {16, 32, 64, 256};
 const char* const kMaskNames[] = {"causal",    "window", "bidirectional",
                                   "two-sided", "prefix", "mixed"};
@@ -63,8 +61,8 @@ Row Levels() {
           2,
           2,
           2,
-          2,
-          int(std::size(kOwners)),
+          int(std::size(kPartitionModes)),
+          int(std::size(kOwnerPatterns)),
           int(EnginesOfAllTargets().size())};
 }
 
@@ -108,8 +106,7 @@ CaseSpec SpecOf(const Row& row) {
 }
 
 PlanOptions OptionsOf(const Row& row) {
-  return {kOwners[row[kOwner]], row[kPartitions] != 0 ? PartitionMode::kSpread
-                                                      : PartitionMode::kWalk};
+  return {kOwnerPatterns[row[kOwner]], kPartitionModes[row[kPartitions]]};
 }
 
 std::string Describe(const Row& row) {

@@ -14,6 +14,7 @@
 #include "kernels/kernel_table.h"
 #include "tests/testing/attention_case.h"
 #include "tests/testing/exact_means.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -165,8 +166,7 @@ TEST_P(ModifierTest, SinksAreCountedExactlyOnce) {
   spec.sinks.assign(4, 0.0f);
   const AttentionCase c = MeansCase(spec);
   for (const Engine& engine : EnginesOfAllTargets()) {
-    for (const PartitionMode mode :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+    for (const PartitionMode mode : kPartitionModes) {
       SCOPED_TRACE(std::string(engine.attention->simd_target()) + " " +
                    PartitionModeName(mode));
       ExpectExactMeans(c,

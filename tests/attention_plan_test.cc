@@ -17,15 +17,13 @@
 
 #include "attention/owner.h"
 #include "kernels/args.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
 namespace {
 
 constexpr int64_t kPoolBlocks = 4096;
-constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
-                                    OwnerPattern::kPlanned,
-                                    OwnerPattern::kPadded};
 
 // A small valid batch that each test breaks in one place.
 struct Inputs {
@@ -133,7 +131,7 @@ TEST(PlanTest, AnEmptyBatchIsAPlanOfNothing) {
   in.seq_lens.clear();
   in.block_tables.clear();
   AttentionPlan::Impl plan;
-  for (const OwnerPattern owner : kOwners) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
     VARLANE_ASSERT_OK(in.Plan(&plan, {.owner = owner}));
     EXPECT_EQ(plan.grid_size, 0) << OwnerPatternName(owner);
   }
@@ -274,9 +272,8 @@ TEST(PlanTest, EveryPatternGivesOutTheSameWorkOnce) {
     if (round % 3 == 0) in.shape.mask.window_left = 1300;
     using Work = std::tuple<int, int64_t, int64_t, int64_t, int64_t>;
     std::set<Work> expected;
-    for (const PartitionMode mode :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
-      for (const OwnerPattern owner : kOwners) {
+    for (const PartitionMode mode : kPartitionModes) {
+      for (const OwnerPattern owner : kOwnerPatterns) {
         AttentionPlan::Impl plan;
         VARLANE_ASSERT_OK(in.Plan(&plan, {owner, mode}));
         std::set<Work> given;
@@ -290,7 +287,7 @@ TEST(PlanTest, EveryPatternGivesOutTheSameWorkOnce) {
                           .second);
         }
         EXPECT_EQ(int64_t(given.size()) + count.surplus, plan.grid_size);
-        if (owner == kOwners[0]) expected = given;
+        if (owner == kOwnerPatterns[0]) expected = given;
         ASSERT_EQ(given, expected) << OwnerPatternName(owner);
       }
     }

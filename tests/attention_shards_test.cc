@@ -22,6 +22,7 @@
 #include "attention/write_kv.h"
 #include "tests/testing/allocation_faults.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"
 #include "varlane/kv_ops.h"
@@ -30,12 +31,6 @@
 
 namespace varlane::testing {
 namespace {
-
-constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
-                                    OwnerPattern::kPlanned,
-                                    OwnerPattern::kPadded};
-constexpr PartitionMode kPartitions[] = {PartitionMode::kWalk,
-                                         PartitionMode::kSpread};
 
 std::string Name(OwnerPattern owner, PartitionMode partitions) {
   return std::string(OwnerPatternName(owner)) + " " +
@@ -112,8 +107,8 @@ TEST(ShardsTest, EveryPatternsGridIsCutByTheShardsOfItsHeads) {
     Plans plain;
     Plans sharded;
     sharded.c.ShardHeads(shards);
-    for (const OwnerPattern owner : kOwners) {
-      for (const PartitionMode partitions : kPartitions) {
+    for (const OwnerPattern owner : kOwnerPatterns) {
+      for (const PartitionMode partitions : kPartitionModes) {
         SCOPED_TRACE(std::to_string(shards) + " " + Name(owner, partitions));
         AttentionPlan::Impl of_plain;
         AttentionPlan::Impl plan;
@@ -156,7 +151,7 @@ TEST(ShardsTest, TheGridIsOneWhereHomesAreNotFollowedOrNotTheRuntimes) {
   Plans plain;
   Plans sharded;
   sharded.c.ShardHeads(2);
-  for (const OwnerPattern owner : kOwners) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
     SCOPED_TRACE(OwnerPatternName(owner));
     AttentionPlan::Impl of_plain;
     AttentionPlan::Impl plan;
@@ -190,7 +185,7 @@ TEST(ShardsTest, AnEmptyStepHasAnEmptyGrid) {
     spec.seqs = seqs;
     AttentionCase c(spec);
     c.ShardHeads(2);
-    for (const OwnerPattern owner : kOwners) {
+    for (const OwnerPattern owner : kOwnerPatterns) {
       EXPECT_TRUE(c.Run(*engine.attention, {.owner = owner}).out.empty());
     }
   }
@@ -219,7 +214,7 @@ TEST(ShardsTest, BytesAreCountedByShard) {
 TEST(ShardsTest, AWarmPlanAllocatesNothing) {
   Plans sharded;
   sharded.c.ShardHeads(4);
-  for (const OwnerPattern owner : kOwners) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
     AttentionPlan::Impl plan;
     VARLANE_ASSERT_OK(sharded.Plan({.owner = owner}, 4, &plan));
     const Batch batch = sharded.c.batch();
@@ -281,8 +276,8 @@ TEST_P(ShardsRunTest, AllIsLocalWhereEachNodeRunsItsOwn) {
   VARLANE_ASSERT_OK(table);
   AttentionCase sharded(MixedSpec(GetParam()));
   sharded.ShardHeads(2);
-  for (const OwnerPattern owner : kOwners) {
-    for (const PartitionMode partitions : kPartitions) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
+    for (const PartitionMode partitions : kPartitionModes) {
       for (const bool is_swapped : {false, true}) {
         SCOPED_TRACE(Name(owner, partitions));
         AttentionPlan::Impl plan;

@@ -26,6 +26,7 @@
 #include "memory/node_memory.h"
 #include "runtime/numa_memory.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"
@@ -544,10 +545,6 @@ TEST_F(NumaMachineTest, SequencesGetHomesInTurn) {
   EXPECT_EQ(step.pool().stats().spilled_blocks, 0);
 }
 
-constexpr OwnerPattern kOwners[] = {OwnerPattern::kSearch, OwnerPattern::kMap,
-                                    OwnerPattern::kPlanned,
-                                    OwnerPattern::kPadded};
-
 TEST_F(NumaMachineTest, BitsAreThoseOfOneNode) {
   auto one = OneNodeRuntime(1);
   VARLANE_ASSERT_OK(one);
@@ -557,7 +554,7 @@ TEST_F(NumaMachineTest, BitsAreThoseOfOneNode) {
   ASSERT_TRUE(CanShard(*runtime()));
   for (const bool shard_heads : {false, true}) {
     Step step(runtime(), 12, {-1}, shard_heads);
-    for (const OwnerPattern owner : kOwners) {
+    for (const OwnerPattern owner : kOwnerPatterns) {
       for (const bool follow_homes : {true, false}) {
         EXPECT_EQ(
             step.Run({.owner = owner, .follow_homes = follow_homes}, &report),
@@ -572,7 +569,7 @@ TEST_F(NumaMachineTest, BitsAreThoseOfOneNode) {
 // help out as they should: one launch in some must show it. By chance a half of
 // the threadgroups at most is at home, give or take a twentieth.
 void ExpectMostAtHome(Step* step, const char* what) {
-  for (const OwnerPattern owner : kOwners) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
     double best = 0;
     double local = 0;
     // Who gets the host's cores is chance.

@@ -11,6 +11,7 @@
 #include <random>
 #include <span>
 
+#include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "tests/testing/tolerance.h"
 #include "varlane/reference.h"
@@ -564,11 +565,8 @@ void ExpectSameBits(const Output& a, const Output& b, const std::string& what) {
 void ExpectSameBitsOnNodes(const Output& expected, const AttentionCase& c,
                            const Attention& attention,
                            const std::string& what) {
-  for (const OwnerPattern owner :
-       {OwnerPattern::kSearch, OwnerPattern::kMap, OwnerPattern::kPlanned,
-        OwnerPattern::kPadded}) {
-    for (const PartitionMode partitions :
-         {PartitionMode::kWalk, PartitionMode::kSpread}) {
+  for (const OwnerPattern owner : kOwnerPatterns) {
+    for (const PartitionMode partitions : kPartitionModes) {
       for (const bool follow : {true, false}) {
         const Output output = c.Run(attention, {owner, partitions, follow});
         const std::string how = what + ", " + OwnerPatternName(owner) + ", " +
