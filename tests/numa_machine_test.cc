@@ -216,89 +216,94 @@ std::pair<int64_t, int64_t> LocalBytes(const KvPool& pool, int node,
   return {local, capacity * kLayout.block_bytes()};
 }
 
-TEST_F(NumaMachineTest, EveryBlockIsOnItsNode) {
-  ASSERT_EQ(kLayout.block_bytes() % BasePageBytes(), 0);
+// Calls check(pool) of a pool of 1500 blocks, 500 of which it grew by, in each
+// kind of memory that a pool can have.
+template <typename Check>
+void WithEveryMemory(Runtime* runtime, bool shard_heads, const Check& check) {
   for (const HugePages pages : {HugePages::kOff, HugePages::kTransparent}) {
     for (const MemoryBacking backing :
          {MemoryBacking::kAnonymous, MemoryBacking::kMemfd}) {
-      const auto pool = MakePool(runtime(), {.layout = kLayout,
-                                             .num_blocks = 1000,
-                                             .max_blocks = 2000,
-                                             .huge_pages = pages,
-                                             .backing = backing});
+      SCOPED_TRACE(
+          ::testing::Message()
+          << (pages == HugePages::kOff ? "base" : "huge") << " pages, "
+          << (backing == MemoryBacking::kMemfd ? "memfd" : "anonymous"));
+      const auto pool = MakePool(runtime, {.layout = kLayout,
+                                           .num_blocks = 1000,
+                                           .max_blocks = 2000,
+                                           .huge_pages = pages,
+                                           .backing = backing,
+                                           .shard_heads = shard_heads});
       ASSERT_NE(pool, nullptr);
       VARLANE_ASSERT_OK(pool->Grow(500));
-      for (int node = 0; node < runtime()->num_nodes(); ++node) {
-        const auto [local, all] = LocalBytes(*pool, node, OsNode(node));
-        EXPECT_GE(local, all / 100 * 99) << "node " << node;
-      }
-      const KvPlacement placement = pool->MeasurePlacement();
-      const int64_t committed = pool->stats().committed_bytes;
-      EXPECT_EQ(pool->stats().mempolicy_error, 0);
-      EXPECT_EQ(placement.error, 0);
-      EXPECT_EQ(placement.unknown_bytes, 0);
-      EXPECT_EQ(placement.local_bytes + placement.remote_bytes, committed);
-      EXPECT_GE(placement.local_bytes, committed / 100 * 99);
-      std::printf("local bytes: %.2f%% of %ld\n",
-                  100.0 * double(placement.local_bytes) / double(committed),
-                  long(committed));
+      check(pool.get());
     }
   }
 }
 
-// Every head of every block, seen through the view, page by page.
-TEST_F(NumaMachineTest, EveryShardIsOnItsNode) {
-  ASSERT_TRUE(CanShard(*runtime()));
-  const int heads_of_node = kLayout.num_kv_heads / runtime()->num_nodes();
-  for (const HugePages pages : {HugePages::kOff, HugePages::kTransparent}) {
-    for (const MemoryBacking backing :
-         {MemoryBacking::kAnonymous, MemoryBacking::kMemfd}) {
-      const auto pool = MakePool(runtime(), {.layout = kLayout,
-                                             .num_blocks = 1000,
-                                             .max_blocks = 2000,
-                                             .huge_pages = pages,
-                                             .backing = backing,
-                                             .shard_heads = true});
-      ASSERT_NE(pool, nullptr);
-      ASSERT_EQ(pool->num_shards(), runtime()->num_nodes());
-      VARLANE_ASSERT_OK(pool->Grow(500));
-      // What was given back comes back to the same node.
-      VARLANE_ASSERT_OK(pool->Shrink(1000));
-      VARLANE_ASSERT_OK(pool->Grow(900));
-      const KvView view = pool->view();
-      const int64_t capacity = pool->capacity_blocks();
-      for (int head = 0; head < kLayout.num_kv_heads; ++head) {
-        const int os_node = OsNode(head / heads_of_node);
-        int64_t local = 0;
-        for (int64_t block = 0; block < capacity; ++block) {
-          for (std::byte* const at :
-               {view.k(block, 0, head), view.v(block, 0, head)}) {
-            // move_pages takes any address of a page.
-            void* address = at;
-            int found = -1;
-            EXPECT_EQ(os::QueryPages(1, &address, &found), 0);
-            local += found == os_node ? 1 : 0;
-          }
-        }
-        EXPECT_GE(local, 2 * capacity / 100 * 99) << "head " << head;
-      }
-      const KvPlacement placement = pool->MeasurePlacement();
-      const int64_t committed = pool->stats().committed_bytes;
-      EXPECT_EQ(placement.error, 0);
-      EXPECT_EQ(placement.unknown_bytes, 0);
-      EXPECT_EQ(placement.local_bytes + placement.remote_bytes, committed);
-      EXPECT_GE(placement.local_bytes, committed / 100 * 99);
-      for (int node = 0; node < runtime()->num_nodes(); ++node) {
-        EXPECT_EQ(pool->node_stats(node).committed_bytes,
-                  committed / runtime()->num_nodes());
-        EXPECT_GE(pool->MeasurePlacement(node).local_bytes,
-                  committed / runtime()->num_nodes() / 100 * 99);
-      }
-      std::printf("local bytes, heads sharded: %.2f%% of %ld\n",
-                  100.0 * double(placement.local_bytes) / double(committed),
-                  long(committed));
+// Nearly all that is committed, and all of it is known.
+void ExpectMeasuredLocal(const KvPool& pool, const char* what) {
+  const KvPlacement placement = pool.MeasurePlacement();
+  const int64_t committed = pool.stats().committed_bytes;
+  EXPECT_EQ(pool.stats().mempolicy_error, 0);
+  EXPECT_EQ(placement.error, 0);
+  EXPECT_EQ(placement.unknown_bytes, 0);
+  EXPECT_EQ(placement.local_bytes + placement.remote_bytes, committed);
+  EXPECT_GE(placement.local_bytes, committed / 100 * 99);
+  std::printf("local bytes of %s: %.2f%% of %ld\n", what,
+              100.0 * double(placement.local_bytes) / double(committed),
+              long(committed));
+}
+
+TEST_F(NumaMachineTest, EveryBlockIsOnItsNode) {
+  ASSERT_EQ(kLayout.block_bytes() % BasePageBytes(), 0);
+  WithEveryMemory(runtime(), false, [&](KvPool* pool) {
+    for (int node = 0; node < runtime()->num_nodes(); ++node) {
+      const auto [local, all] = LocalBytes(*pool, node, OsNode(node));
+      EXPECT_GE(local, all / 100 * 99) << "node " << node;
+    }
+    ExpectMeasuredLocal(*pool, "blocks");
+  });
+}
+
+// Of the head's blocks, seen through the view: how many keys and how many
+// values are on the node's memory.
+int64_t LocalBlocks(const KvPool& pool, int head, int os_node) {
+  const KvView view = pool.view();
+  int64_t local = 0;
+  for (int64_t block = 0; block < pool.capacity_blocks(); ++block) {
+    for (std::byte* const at :
+         {view.k(block, 0, head), view.v(block, 0, head)}) {
+      // move_pages takes any address of a page.
+      void* address = at;
+      int found = -1;
+      EXPECT_EQ(os::QueryPages(1, &address, &found), 0);
+      local += found == os_node ? 1 : 0;
     }
   }
+  return local;
+}
+
+TEST_F(NumaMachineTest, EveryShardIsOnItsNode) {
+  ASSERT_TRUE(CanShard(*runtime()));
+  const int num_nodes = runtime()->num_nodes();
+  const int heads_of_node = kLayout.num_kv_heads / num_nodes;
+  WithEveryMemory(runtime(), true, [&](KvPool* pool) {
+    ASSERT_EQ(pool->num_shards(), num_nodes);
+    // What was given back comes back to the same node.
+    VARLANE_ASSERT_OK(pool->Shrink(1000));
+    VARLANE_ASSERT_OK(pool->Grow(900));
+    for (int head = 0; head < kLayout.num_kv_heads; ++head) {
+      EXPECT_GE(LocalBlocks(*pool, head, OsNode(head / heads_of_node)),
+                2 * pool->capacity_blocks() / 100 * 99)
+          << "head " << head;
+    }
+    ExpectMeasuredLocal(*pool, "shards");
+    const int64_t of_node = pool->stats().committed_bytes / num_nodes;
+    for (int node = 0; node < num_nodes; ++node) {
+      EXPECT_EQ(pool->node_stats(node).committed_bytes, of_node);
+      EXPECT_GE(pool->MeasurePlacement(node).local_bytes, of_node / 100 * 99);
+    }
+  });
 }
 
 // What a container does that refuses mempolicy calls: the workers' own first
