@@ -213,22 +213,6 @@ TEST(HomesTest, AWarmPlanAllocatesNothingAndAColdOneMayFail) {
 
 // --- runs --------------------------------------------------------------------
 
-Engine MakeNodes(const std::string& topology,
-                 NumaPolicy numa = NumaPolicy::kAuto) {
-  RuntimeOptions options;
-  options.topology = topology;
-  options.numa = numa;
-  Engine engine;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(IsOk(runtime));
-  if (!runtime.ok()) return engine;
-  engine.runtime = *std::move(runtime);
-  auto attention = Attention::Create(engine.runtime.get());
-  EXPECT_TRUE(IsOk(attention));
-  if (attention.ok()) engine.attention = *std::move(attention);
-  return engine;
-}
-
 CaseSpec MixedSpec() {
   CaseSpec spec;
   spec.seqs = {{1, 700},  {37, 37}, {1, 1100}, {0, 9},
@@ -242,10 +226,8 @@ TEST(HomesTest, BitsDoNotKnowOfNodes) {
   const Output expected = plain.Run(*MakeEngine(1).attention);
   for (const int num_nodes : {2, 4, 6}) {
     // Six are two nodes with an arena for each of three L3s.
-    const bool by_l3 = num_nodes == 6;
     const Engine engine =
-        by_l3 ? MakeNodes("numa:2 l3:3 core:1 pu:1", NumaPolicy::kL3)
-              : MakeNodes("numa:" + std::to_string(num_nodes) + " core:1 pu:1");
+        num_nodes == 6 ? MakeL3Arenas(3) : MakeNodes(num_nodes);
     ASSERT_NE(engine.attention, nullptr);
     ASSERT_EQ(engine.runtime->num_nodes(), num_nodes);
     AttentionCase spread(MixedSpec());
@@ -268,7 +250,7 @@ TEST(HomesTest, OneNodeIsAllAtHome) {
 // The runtime has nodes, but nobody knows whose the blocks are.
 TEST(HomesTest, WhatIsUnknownIsNotReported) {
   const AttentionCase c(MixedSpec());
-  const Engine engine = MakeNodes("numa:2 core:1 pu:1");
+  const Engine engine = MakeNodes(2);
   ASSERT_NE(engine.attention, nullptr);
   const LaunchReport report = c.Run(*engine.attention).report;
   EXPECT_EQ(report.home_threadgroups + report.stolen_threadgroups, 0);

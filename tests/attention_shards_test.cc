@@ -7,13 +7,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <set>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "attention/kernels_of.h"
@@ -24,9 +24,7 @@
 #include "tests/testing/attention_case.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
-#include "varlane/graph.h"
 #include "varlane/kv_ops.h"
-#include "varlane/kv_pool.h"
 #include "varlane/limits.h"
 
 namespace varlane::testing {
@@ -35,27 +33,6 @@ namespace {
 std::string Name(OwnerPattern owner, PartitionMode partitions) {
   return std::string(OwnerPatternName(owner)) + " " +
          PartitionModeName(partitions);
-}
-
-Engine MakeArenas(const std::string& topology, NumaPolicy numa) {
-  RuntimeOptions options;
-  options.topology = topology;
-  options.numa = numa;
-  Engine engine;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(IsOk(runtime));
-  if (!runtime.ok()) return engine;
-  engine.runtime = *std::move(runtime);
-  auto attention = Attention::Create(engine.runtime.get());
-  EXPECT_TRUE(IsOk(attention));
-  if (attention.ok()) engine.attention = *std::move(attention);
-  return engine;
-}
-
-Engine MakeNodes(int num_nodes, int cores = 1) {
-  return MakeArenas("numa:" + std::to_string(num_nodes) +
-                        " core:" + std::to_string(cores) + " pu:1",
-                    NumaPolicy::kAuto);
 }
 
 CaseSpec MixedSpec(DType dtype = DType::kBF16) {
@@ -325,6 +302,78 @@ TEST_P(ShardsRunTest, AllIsLocalWhereEachNodeRunsItsOwn) {
   }
 }
 
+// --- writes and probes -------------------------------------------------------
+
+// Each shard's tokens are written by threadgroups of its node's range.
+TEST(ShardsTest, WritesAreCutByShard) {
+  const Engine engine = MakeNodes(2);
+  const Result<const KernelTable*> table = KernelsOf(*engine.runtime);
+  VARLANE_ASSERT_OK(table);
+  AttentionCase c(MixedSpec(DType::kF32));
+  const std::vector<float> rows = RandomRows(5, 40, 4 * 64);
+  std::vector<int64_t> slots;
+  for (int64_t i = 0; i < 40; ++i) slots.push_back(i);
+  KvWrite write;
+  VARLANE_ASSERT_OK(write.Begin(**table, 2, c.view(), 0, {rows.data()},
+                                {rows.data()}, slots));
+  EXPECT_TRUE(write.grid().node_begin.empty()) << "no shards";
+  EXPECT_EQ(write.grid().num_threadgroups, 3);
+  c.ShardHeads(2);
+  VARLANE_ASSERT_OK(write.Begin(**table, 4, c.view(), 0, {rows.data()},
+                                {rows.data()}, slots));
+  EXPECT_TRUE(write.grid().node_begin.empty()) << "not the runtime's nodes";
+  VARLANE_ASSERT_OK(write.Begin(**table, 2, c.view(), 0, {rows.data()},
+                                {rows.data()}, slots));
+  const Grid grid = write.grid();
+  ASSERT_EQ(
+      std::vector<int64_t>(grid.node_begin.begin(), grid.node_begin.end()),
+      (std::vector<int64_t>{0, 3, 6}));
+  EXPECT_EQ(grid.num_threadgroups, 6);
+  // Node 1's range alone writes heads 2 and 3, and nothing of 0 and 1.
+  const KvView view = c.view();
+  const auto shard_bytes =
+      static_cast<size_t>(view.num_blocks * view.part_bytes());
+  std::memset(view.part(0, 0), 0x11, shard_bytes);
+  std::memset(view.part(0, 1), 0x11, shard_bytes);
+  for (int64_t i = grid.node_begin[1]; i < grid.node_begin[2]; ++i) {
+    write(Threadgroup(
+        i, 0, 1, {}, [](const void*) { return false; }, nullptr));
+  }
+  const std::vector<std::byte> untouched(shard_bytes, std::byte{0x11});
+  EXPECT_EQ(std::memcmp(view.part(0, 0), untouched.data(), shard_bytes), 0);
+  for (int64_t token = 0; token < 40; ++token) {
+    for (int head = 2; head < 4; ++head) {
+      for (int d = 0; d < 64; ++d) {
+        const float wanted = rows[size_t((token * 4 + head) * 64 + d)];
+        const auto t = int(token % 16);
+        ASSERT_EQ(LoadElement(view.k(token / 16, 0, head), DType::kF32,
+                              view.layout.k_offset(t, d)),
+                  double(wanted));
+        ASSERT_EQ(LoadElement(view.v(token / 16, 0, head), DType::kF32,
+                              view.layout.v_offset(t, d)),
+                  double(wanted));
+      }
+    }
+  }
+}
+
+TEST(ShardsTest, LimitsReadTheSameBytes) {
+  const Engine engine = MakeNodes(2);
+  AttentionCase c(MixedSpec());
+  const auto plain =
+      ReadProbe::Create(engine.runtime.get(), c.view(), 0, c.batch());
+  VARLANE_ASSERT_OK(plain);
+  const int64_t bytes = (*plain)->bytes();
+  c.ShardHeads(2);
+  const auto sharded =
+      ReadProbe::Create(engine.runtime.get(), c.view(), 0, c.batch());
+  VARLANE_ASSERT_OK(sharded);
+  EXPECT_EQ((*sharded)->bytes(), bytes);
+  for (const int loop : {0, (*sharded)->num_loops() - 1}) {
+    VARLANE_EXPECT_OK((*sharded)->Run(loop));
+  }
+}
+
 // --- refusals ----------------------------------------------------------------
 
 void ExpectRefusal(const Status& status, const std::string& text) {
@@ -394,286 +443,6 @@ TEST(ShardsTest, APlanIsForOneNumberOfShards) {
   ExpectRefusal(engine.attention->Run(&plan, sharded, 0,
                                       {.q = c.q(), .out = {out.data()}}),
                 "the KV view has num_shards = 2, but the plan was made for 1");
-}
-
-// --- a pool, from the write to the output
-// --------------------------------------
-
-constexpr KvLayout kLayout = {.dtype = DType::kBF16,
-                              .num_layers = 2,
-                              .num_kv_heads = 4,
-                              .head_size = 64,
-                              .v_head_size = 48,
-                              .block_size = 16};
-constexpr int kQueryHeads = 8;
-
-std::vector<float> Rows(uint64_t seed, int64_t count, int width) {
-  std::vector<float> rows;
-  for (int64_t i = 0; i < count * width; ++i) {
-    rows.push_back(float(RandomValue(seed, uint64_t(i), 1, 2, 3)));
-  }
-  return rows;
-}
-
-// Two sequences, a prefill and then decode steps, of all layers.
-class Service {
- public:
-  Service(Engine engine, bool shard_heads) : engine_(std::move(engine)) {
-    Result<std::unique_ptr<KvPool>> pool =
-        KvPool::Create({.layout = kLayout,
-                        .num_blocks = 100,
-                        .huge_pages = HugePages::kOff,
-                        .shard_heads = shard_heads},
-                       engine_.runtime.get());
-    EXPECT_TRUE(IsOk(pool));
-    if (!pool.ok()) return;
-    pool_ = *std::move(pool);
-    for (SeqId& seq : seqs_) seq = pool_->CreateSequence();
-  }
-
-  KvPool& pool() { return *pool_; }
-  Runtime* runtime() { return engine_.runtime.get(); }
-  const Attention& attention() { return *engine_.attention; }
-  SeqId seq(int i) const { return seqs_[size_t(i)]; }
-  std::vector<int32_t> TableOf(SeqId seq) const {
-    std::vector<int32_t> table(40);
-    EXPECT_TRUE(IsOk(pool_->CopyBlockTable(seq, table)));
-    return table;
-  }
-
-  // Feeds `count` tokens to each sequence: writes, then attends, layer by
-  // layer, as one graph or launch by launch. Returns what came out.
-  std::vector<float> Step(int count, bool as_graph) {
-    Prepare(count);
-    LaunchGraph graph;
-    std::vector<GraphNode> after;
-    for (int layer = 0; layer < kLayout.num_layers; ++layer) {
-      if (as_graph) {
-        AddLayer(layer, &graph, &after);
-      } else {
-        RunLayer(layer);
-      }
-    }
-    if (as_graph) {
-      EXPECT_TRUE(IsOk(graph.Build()));
-      EXPECT_TRUE(IsOk(engine_.runtime->Run(graph)));
-    }
-    return out_;
-  }
-
- private:
-  struct Tensors {
-    std::vector<float> q, k, v;
-  };
-
-  void Prepare(int count) {
-    cu_seqlens_q_ = {0};
-    seq_lens_.clear();
-    tables_.clear();
-    slots_.clear();
-    for (const SeqId seq : seqs_) {
-      const int64_t begin = *pool_->Length(seq);
-      EXPECT_TRUE((*pool_->Append(seq, count)).admitted());
-      cu_seqlens_q_.push_back(cu_seqlens_q_.back() + count);
-      seq_lens_.push_back(int32_t(begin + count));
-      const std::vector<int32_t> table = TableOf(seq);
-      tables_.insert(tables_.end(), table.begin(), table.end());
-      slots_.resize(slots_.size() + size_t(count));
-      EXPECT_TRUE(IsOk(pool_->CopySlotMapping(
-          seq, begin, std::span(slots_).last(size_t(count)))));
-    }
-    const int64_t total = std::ssize(slots_);
-    inputs_.clear();
-    for (int layer = 0; layer < kLayout.num_layers; ++layer) {
-      const uint64_t seed = uint64_t(total * 10 + layer);
-      inputs_.push_back({Rows(seed, total, kQueryHeads * 64),
-                         Rows(seed + 1000, total, 4 * 64),
-                         Rows(seed + 2000, total, 4 * 48)});
-    }
-    out_.assign(size_t(kLayout.num_layers * total * kQueryHeads * 48), -1);
-    AttentionShape shape;
-    shape.num_q_heads = kQueryHeads;
-    EXPECT_TRUE(IsOk(attention().Plan({cu_seqlens_q_, seq_lens_, tables_, 40},
-                                      shape, pool_->view(), {}, &plan_)));
-  }
-  AttentionTensors TensorsOf(int layer) {
-    const size_t size = out_.size() / size_t(kLayout.num_layers);
-    return {.q = {inputs_[size_t(layer)].q.data()},
-            .out = {out_.data() + size_t(layer) * size}};
-  }
-  void RunLayer(int layer) {
-    const Tensors& in = inputs_[size_t(layer)];
-    EXPECT_TRUE(IsOk(attention().WriteKv(pool_->view(), layer, {in.k.data()},
-                                         {in.v.data()}, slots_)));
-    EXPECT_TRUE(
-        IsOk(attention().Run(&plan_, pool_->view(), layer, TensorsOf(layer))));
-  }
-  void AddLayer(int layer, LaunchGraph* graph, std::vector<GraphNode>* after) {
-    const auto write = attention().AddWriteKv(
-        graph, "write",
-        [this, layer](void*) {
-          const Tensors& in = inputs_[size_t(layer)];
-          return WriteKvNodeArgs{
-              pool_->view(), layer, {in.k.data()}, {in.v.data()}, slots_};
-        },
-        *after);
-    EXPECT_TRUE(IsOk(write));
-    const std::vector<GraphNode> written = {*write};
-    const auto run = attention().AddRun(
-        graph, "run",
-        [this, layer](void*) {
-          AttentionNodeArgs args;
-          args.plan = &plan_;
-          args.kv = pool_->view();
-          args.layer = layer;
-          args.tensors = TensorsOf(layer);
-          return args;
-        },
-        written);
-    EXPECT_TRUE(IsOk(run));
-    *after = {*run};
-  }
-
-  Engine engine_;
-  std::unique_ptr<KvPool> pool_;
-  std::array<SeqId, 2> seqs_ = {};
-  std::vector<int32_t> cu_seqlens_q_;
-  std::vector<int32_t> seq_lens_;
-  std::vector<int32_t> tables_;
-  std::vector<int64_t> slots_;
-  std::vector<Tensors> inputs_;  // [layers]
-  std::vector<float> out_;       // [layers, tokens, Hq, Dv]
-  AttentionPlan plan_;
-};
-
-void ExpectSameBytes(const std::vector<float>& a, const std::vector<float>& b,
-                     const std::string& what) {
-  ASSERT_EQ(a.size(), b.size()) << what;
-  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0)
-      << what;
-}
-
-TEST(ShardedServiceTest, StepsHaveTheBitsOfAPoolWithoutShards) {
-  for (const int num_nodes : {2, 4}) {
-    for (const bool as_graph : {false, true}) {
-      SCOPED_TRACE(std::to_string(num_nodes) + " nodes");
-      Service plain(MakeEngine(1), false);
-      Service sharded(MakeNodes(num_nodes), true);
-      ASSERT_EQ(sharded.pool().num_shards(), num_nodes);
-      for (const int count : {90, 1, 1, 40, 1}) {
-        ExpectSameBytes(plain.Step(count, false), sharded.Step(count, as_graph),
-                        "step of " + std::to_string(count));
-      }
-    }
-  }
-}
-
-// An arena of every L3 is what a node is elsewhere.
-TEST(ShardedServiceTest, ArenasOfAnL3EachHaveTheirHeadsToo) {
-  Service plain(MakeEngine(1), false);
-  Service sharded(MakeArenas("numa:2 l3:2 core:1 pu:1", NumaPolicy::kL3), true);
-  ASSERT_EQ(sharded.pool().num_shards(), 4);
-  for (const int count : {90, 1, 40}) {
-    ExpectSameBytes(plain.Step(count, false), sharded.Step(count, false),
-                    "step of " + std::to_string(count));
-  }
-}
-
-TEST(ShardedServiceTest, CopiedAndGatheredBlocksAreThoseOfAPoolWithoutShards) {
-  for (const int num_nodes : {2, 4}) {
-    Service plain(MakeEngine(1), false);
-    Service sharded(MakeNodes(num_nodes), true);
-    std::vector<std::vector<float>> found;
-    for (Service* const service : {&plain, &sharded}) {
-      (void)service->Step(100, false);
-      const std::vector<int32_t> from = service->TableOf(service->seq(0));
-      // Into blocks that nobody has.
-      std::vector<BlockCopy> copies;
-      std::vector<int32_t> to;
-      for (int i = 0; i < 7; ++i) {
-        to.push_back(60 + 5 * i);
-        copies.push_back({from[size_t(i)], to.back()});
-      }
-      VARLANE_ASSERT_OK(
-          CopyBlocks(service->runtime(), service->pool().view(), copies));
-      std::vector<float> rows(size_t{100} * 4 * (64 + 48), -1);
-      float* const v = rows.data() + size_t{100} * 4 * 64;
-      VARLANE_ASSERT_OK(GatherKv(service->runtime(), service->pool().view(),
-                                 {to, 1, 0, 100}, {rows.data()}, {v}));
-      found.push_back(rows);
-    }
-    ExpectSameBytes(found[0], found[1], std::to_string(num_nodes) + " nodes");
-  }
-}
-
-// Each shard's tokens are written by threadgroups of its node's range.
-TEST(ShardedServiceTest, WritesAreCutByShard) {
-  const Engine engine = MakeNodes(2);
-  const Result<const KernelTable*> table = KernelsOf(*engine.runtime);
-  VARLANE_ASSERT_OK(table);
-  AttentionCase c(MixedSpec(DType::kF32));
-  const std::vector<float> rows = Rows(5, 40, 4 * 64);
-  std::vector<int64_t> slots;
-  for (int64_t i = 0; i < 40; ++i) slots.push_back(i);
-  KvWrite write;
-  VARLANE_ASSERT_OK(write.Begin(**table, 2, c.view(), 0, {rows.data()},
-                                {rows.data()}, slots));
-  EXPECT_TRUE(write.grid().node_begin.empty()) << "no shards";
-  EXPECT_EQ(write.grid().num_threadgroups, 3);
-  c.ShardHeads(2);
-  VARLANE_ASSERT_OK(write.Begin(**table, 4, c.view(), 0, {rows.data()},
-                                {rows.data()}, slots));
-  EXPECT_TRUE(write.grid().node_begin.empty()) << "not the runtime's nodes";
-  VARLANE_ASSERT_OK(write.Begin(**table, 2, c.view(), 0, {rows.data()},
-                                {rows.data()}, slots));
-  const Grid grid = write.grid();
-  ASSERT_EQ(
-      std::vector<int64_t>(grid.node_begin.begin(), grid.node_begin.end()),
-      (std::vector<int64_t>{0, 3, 6}));
-  EXPECT_EQ(grid.num_threadgroups, 6);
-  // Node 1's range alone writes heads 2 and 3, and nothing of 0 and 1.
-  const KvView view = c.view();
-  const auto shard_bytes =
-      static_cast<size_t>(view.num_blocks * view.part_bytes());
-  std::memset(view.part(0, 0), 0x11, shard_bytes);
-  std::memset(view.part(0, 1), 0x11, shard_bytes);
-  for (int64_t i = grid.node_begin[1]; i < grid.node_begin[2]; ++i) {
-    write(Threadgroup(
-        i, 0, 1, {}, [](const void*) { return false; }, nullptr));
-  }
-  const std::vector<std::byte> untouched(shard_bytes, std::byte{0x11});
-  EXPECT_EQ(std::memcmp(view.part(0, 0), untouched.data(), shard_bytes), 0);
-  for (int64_t token = 0; token < 40; ++token) {
-    for (int head = 2; head < 4; ++head) {
-      for (int d = 0; d < 64; ++d) {
-        const float wanted = rows[size_t((token * 4 + head) * 64 + d)];
-        const auto t = int(token % 16);
-        ASSERT_EQ(LoadElement(view.k(token / 16, 0, head), DType::kF32,
-                              view.layout.k_offset(t, d)),
-                  double(wanted));
-        ASSERT_EQ(LoadElement(view.v(token / 16, 0, head), DType::kF32,
-                              view.layout.v_offset(t, d)),
-                  double(wanted));
-      }
-    }
-  }
-}
-
-TEST(ShardedServiceTest, LimitsReadTheSameBytes) {
-  const Engine engine = MakeNodes(2);
-  AttentionCase c(MixedSpec());
-  const auto plain =
-      ReadProbe::Create(engine.runtime.get(), c.view(), 0, c.batch());
-  VARLANE_ASSERT_OK(plain);
-  const int64_t bytes = (*plain)->bytes();
-  c.ShardHeads(2);
-  const auto sharded =
-      ReadProbe::Create(engine.runtime.get(), c.view(), 0, c.batch());
-  VARLANE_ASSERT_OK(sharded);
-  EXPECT_EQ((*sharded)->bytes(), bytes);
-  for (const int loop : {0, (*sharded)->num_loops() - 1}) {
-    VARLANE_EXPECT_OK((*sharded)->Run(loop));
-  }
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <span>
 
 #include "tests/testing/launch_modes.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "tests/testing/tolerance.h"
 #include "varlane/reference.h"
@@ -68,6 +69,14 @@ double RandomValue(uint64_t seed, uint64_t a, uint64_t b, uint64_t c,
                      double((h >> 16) & 0xff) + double((h >> 24) & 0xff);
   const double fine = double(h >> 40) * 0x1p-24;  // bits for f32
   return (sum + fine - 510.5) / 147.8;
+}
+
+std::vector<float> RandomRows(uint64_t seed, int64_t count, int width) {
+  std::vector<float> rows;
+  for (int64_t i = 0; i < count * width; ++i) {
+    rows.push_back(float(RandomValue(seed, uint64_t(i), 1, 2, 3)));
+  }
+  return rows;
 }
 
 double Rounded(double value, DType dtype) {
@@ -505,19 +514,34 @@ void AttentionCase::ExpectMatchesReference(const Output& output) const {
   }
 }
 
-Engine MakeEngine(int threads, const std::string& simd) {
-  RuntimeOptions options;
-  options.num_threads = threads;
-  options.simd_target = simd;
-  Engine engine;
-  auto runtime = Runtime::Create(options);
-  EXPECT_TRUE(IsOk(runtime));
-  if (!runtime.ok()) return engine;
-  engine.runtime = std::move(runtime).value();
+Engine MakeEngine(const RuntimeOptions& options) {
+  Engine engine = {MakeRuntime(options), nullptr};
+  if (engine.runtime == nullptr) return engine;
   auto attention = Attention::Create(engine.runtime.get());
   EXPECT_TRUE(IsOk(attention));
   if (attention.ok()) engine.attention = std::move(attention).value();
   return engine;
+}
+
+Engine MakeEngine(int threads, const std::string& simd) {
+  RuntimeOptions options;
+  options.num_threads = threads;
+  options.simd_target = simd;
+  return MakeEngine(options);
+}
+
+Engine MakeNodes(int num_nodes, int cores_of_node) {
+  RuntimeOptions options;
+  options.topology = NodesTopology(num_nodes, cores_of_node);
+  return MakeEngine(options);
+}
+
+Engine MakeL3Arenas(int l3s_of_node) {
+  RuntimeOptions options;
+  options.topology =
+      "numa:2 l3:" + std::to_string(l3s_of_node) + " core:1 pu:1";
+  options.numa = NumaPolicy::kL3;
+  return MakeEngine(options);
 }
 
 const std::vector<Engine>& EnginesOfAllTargets() {

@@ -139,6 +139,7 @@ class AttentionCase {
 // Deterministic and about N(0, 1); exact in f16 and bf16 after rounding there.
 double RandomValue(uint64_t seed, uint64_t a, uint64_t b, uint64_t c,
                    uint64_t d);
+std::vector<float> RandomRows(uint64_t seed, int64_t count, int width);
 
 // `value` rounded to `dtype` and back.
 double Rounded(double value, DType dtype);
@@ -150,7 +151,12 @@ struct Engine {
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<Attention> attention;
 };
+Engine MakeEngine(const RuntimeOptions& options);
 Engine MakeEngine(int threads, const std::string& simd = "");
+// On so many NUMA nodes.
+Engine MakeNodes(int num_nodes, int cores_of_node = 1);
+// On two nodes, with an arena for each of their L3s.
+Engine MakeL3Arenas(int l3s_of_node);
 // One engine per supported target, made once; 2 workers.
 const std::vector<Engine>& EnginesOfAllTargets();
 
