@@ -4,7 +4,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <gtest/gtest.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -20,60 +19,19 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/launches.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
 
 namespace varlane {
 namespace {
 
+using testing::Counts;
+using testing::MakeRuntime;
+using testing::RunsAllOnce;
+
 constexpr std::array<int, 5> kThreadCounts = {1, 2, 3, 4, 8};
-
-std::unique_ptr<Runtime> MakeRuntime(int num_threads,
-                                     const std::string& topology = "") {
-  RuntimeOptions options;
-  options.num_threads = num_threads;
-  options.topology = topology;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return runtime.ok() ? *std::move(runtime) : nullptr;
-}
-
-// Counts how often each index ran.
-class Counts {
- public:
-  explicit Counts(int64_t n) : counts_(static_cast<size_t>(n)) {}
-  void Add(int64_t index) {
-    counts_[static_cast<size_t>(index)].fetch_add(1, std::memory_order_relaxed);
-  }
-  // The first index that did not run exactly once, -1 if all did.
-  int64_t FirstWrong() const {
-    for (size_t i = 0; i < counts_.size(); ++i) {
-      if (counts_[i].load(std::memory_order_relaxed) != 1) {
-        return static_cast<int64_t>(i);
-      }
-    }
-    return -1;
-  }
-
- private:
-  std::vector<std::atomic<int>> counts_;
-};
-
-// A launch of `n` that must run all of them once; returns what went wrong.
-::testing::AssertionResult RunsAllOnce(Runtime& runtime, const Grid& grid) {
-  Counts counts(grid.num_threadgroups);
-  const Status status = runtime.Launch(
-      grid, [&](const Threadgroup& group) { counts.Add(group.index()); });
-  if (!status.ok()) {
-    return ::testing::AssertionFailure() << status.ToString();
-  }
-  if (counts.FirstWrong() >= 0) {
-    return ::testing::AssertionFailure()
-           << "index " << counts.FirstWrong() << " of " << grid.num_threadgroups
-           << " did not run once";
-  }
-  return ::testing::AssertionSuccess();
-}
 
 TEST(LaunchTest, EveryIndexRunsOnceAtEverySizeAndThreadCount) {
   for (const int threads : kThreadCounts) {
@@ -472,146 +430,6 @@ TEST(LaunchTest, RuntimesComeAndGoWithLaunchesJustDone) {
     ASSERT_NE(runtime, nullptr);
     ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = i % 5}));
   }
-}
-
-TEST(LaunchTest, EachNodesWorkersDrainTheirOwnRangeFirst) {
-  const std::unique_ptr<Runtime> runtime = MakeRuntime(4, "numa:2 core:2 pu:1");
-  ASSERT_NE(runtime, nullptr);
-  ASSERT_EQ(runtime->num_nodes(), 2);
-  EXPECT_EQ(runtime->NodeOfWorker(1), 0);
-  EXPECT_EQ(runtime->NodeOfWorker(2), 1);
-  for (const int64_t cut : {0, 1, 300, 999, 1000}) {
-    const std::array<int64_t, 3> begin = {0, cut, 1000};
-    EXPECT_TRUE(RunsAllOnce(*runtime, {1000, begin})) << "cut at " << cut;
-  }
-  // No worker goes to the other range while its own has unclaimed indices: in
-  // the order in which one worker runs, own indices come before foreign ones.
-  const std::array<int64_t, 3> begin = {0, 500, 1000};
-  std::array<std::vector<int64_t>, 4> order;
-  VARLANE_ASSERT_OK(runtime->Launch({1000, begin}, [&](const Threadgroup& g) {
-    order[static_cast<size_t>(g.worker())].push_back(g.index());
-    std::this_thread::yield();
-  }));
-  size_t total = 0;
-  for (int worker = 0; worker < 4; ++worker) {
-    const int node = runtime->NodeOfWorker(worker);
-    bool is_abroad = false;
-    for (const int64_t index : order[static_cast<size_t>(worker)]) {
-      const bool is_own = (index >= 500) == (node == 1);
-      EXPECT_FALSE(is_own && is_abroad) << "worker " << worker << " came back";
-      is_abroad = is_abroad || !is_own;
-      ++total;
-    }
-  }
-  EXPECT_EQ(total, 1000u);
-  ASSERT_FALSE(order[0].empty());
-  EXPECT_EQ(order[0].front() < 500, true) << "the caller is on node 0";
-}
-
-TEST(LaunchTest, OneWorkerAloneDrainsEveryNodesRange) {
-  const std::unique_ptr<Runtime> runtime = MakeRuntime(8, "numa:4 core:2 pu:1");
-  ASSERT_NE(runtime, nullptr);
-  const std::array<int64_t, 5> begin = {0, 10, 10, 70, 100};
-  std::vector<int64_t> order;
-  VARLANE_ASSERT_OK(runtime->Launch(
-      {100, begin},
-      [&](const Threadgroup& group) { order.push_back(group.index()); },
-      {.max_workers = 1}));
-  std::vector<int64_t> all(100);
-  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
-  EXPECT_EQ(order, all);
-}
-
-cpu_set_t AffinityOfThisThread() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  EXPECT_EQ(sched_getaffinity(0, sizeof(mask), &mask), 0);
-  return mask;
-}
-
-TEST(LaunchTest, TheCallersAffinityIsWhatItWas) {
-  const std::unique_ptr<Runtime> runtime = MakeRuntime(0);
-  ASSERT_NE(runtime, nullptr);
-  const cpu_set_t before = AffinityOfThisThread();
-  for (int i = 0; i < 200; ++i) {
-    ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = 1 + i}));
-    const cpu_set_t after = AffinityOfThisThread();
-    ASSERT_TRUE(CPU_EQUAL(&before, &after));
-  }
-  VARLANE_ASSERT_OK(runtime->RunOnNode(0, [] {}));
-  // A caller that lives on the last CPU, where worker 0 does not sit.
-  std::thread([&] {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    for (int cpu = CPU_SETSIZE - 1; cpu >= 0; --cpu) {
-      if (!CPU_ISSET(cpu, &before)) continue;
-      CPU_SET(cpu, &one);
-      break;
-    }
-    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-    ASSERT_TRUE(RunsAllOnce(*runtime, {.num_threadgroups = 1000}));
-    (void)runtime->Launch({64}, [](const Threadgroup&) { throw 1; });
-    VARLANE_ASSERT_OK(runtime->RunOnNode(0, [] {}));
-    const cpu_set_t after = AffinityOfThisThread();
-    EXPECT_TRUE(CPU_EQUAL(&one, &after));
-  }).join();
-  const cpu_set_t after = AffinityOfThisThread();
-  EXPECT_TRUE(CPU_EQUAL(&before, &after));
-}
-
-TEST(LaunchTest, HelpersRunPinnedToTheirPu) {
-  const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
-  ASSERT_NE(runtime, nullptr);
-  if (runtime->PuOfWorker(0) < 0) GTEST_SKIP() << "pinning is not allowed here";
-  std::atomic<int> arrived = 0;
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  VARLANE_ASSERT_OK(runtime->Launch({4}, [&](const Threadgroup& group) {
-    if (group.worker() > 0) {
-      const cpu_set_t mask = AffinityOfThisThread();
-      EXPECT_EQ(CPU_COUNT(&mask), 1);
-      EXPECT_TRUE(CPU_ISSET(runtime->PuOfWorker(group.worker()), &mask));
-    }
-    arrived.fetch_add(1);
-    while (arrived.load() < 4 && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::yield();
-    }
-  }));
-  EXPECT_EQ(arrived.load(), 4);
-}
-
-TEST(RunOnNodeTest, RunsOnceOnTheNodesCpus) {
-  const std::unique_ptr<Runtime> runtime = MakeRuntime(0);
-  ASSERT_NE(runtime, nullptr);
-  for (int node = 0; node < runtime->num_nodes(); ++node) {
-    int runs = 0;
-    VARLANE_ASSERT_OK(runtime->RunOnNode(node, [&] {
-      ++runs;
-      if (runtime->PuOfWorker(0) < 0) return;
-      const int cpu = sched_getcpu();
-      bool is_there = false;
-      const Topology& topology = runtime->topology();
-      for (const int core : topology.nodes[static_cast<size_t>(node)].cores) {
-        const auto& pus = topology.cores[static_cast<size_t>(core)].pus;
-        is_there = is_there || std::count(pus.begin(), pus.end(), cpu) > 0;
-      }
-      EXPECT_TRUE(is_there) << "CPU " << cpu << " is not of node " << node;
-    }));
-    EXPECT_EQ(runs, 1);
-  }
-}
-
-TEST(RunOnNodeTest, FailuresAreValues) {
-  const std::unique_ptr<Runtime> runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
-  ASSERT_NE(runtime, nullptr);
-  EXPECT_EQ(runtime->RunOnNode(-1, [] {}).code(), StatusCode::kInvalidArgument);
-  const Status none = runtime->RunOnNode(2, [] {});
-  EXPECT_EQ(none.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(none.message().find("node = 2"), std::string_view::npos);
-  const Status threw =
-      runtime->RunOnNode(1, [] { throw std::runtime_error("boom"); });
-  EXPECT_EQ(threw.code(), StatusCode::kAborted);
-  EXPECT_EQ(threw.message(), "boom");
 }
 
 }  // namespace

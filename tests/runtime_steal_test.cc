@@ -16,19 +16,16 @@
 
 #include "runtime/launch_state.h"
 #include "runtime/placement.h"
+#include "tests/testing/launches.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
 
 namespace varlane {
 namespace {
 
-std::unique_ptr<Runtime> MakeRuntime(const std::string& topology) {
-  RuntimeOptions options;
-  options.topology = topology;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return runtime.ok() ? *std::move(runtime) : nullptr;
-}
+using testing::MakeRuntime;
+using testing::RunsAllOnce;
 
 // True once `done` is; false when it takes ages, so that a test can fail.
 template <typename Done>
@@ -63,7 +60,7 @@ TEST(StealTest, ARangeIsWorthItWhereItsOwnWorkersAreFewerThanWhatIsLeft) {
 // As many threadgroups on each node as it has workers, and none ends before all
 // have begun: nobody can take two, so each must take one of its own node's.
 TEST(StealTest, WorkersRunTheirOwnNodesThreadgroups) {
-  const auto runtime = MakeRuntime("numa:3 core:2 pu:1");
+  const auto runtime = MakeRuntime(0, "numa:3 core:2 pu:1");
   ASSERT_NE(runtime, nullptr);
   ASSERT_EQ(runtime->num_workers(), 6);
   const std::array<int64_t, 4> begin = {0, 2, 4, 6};
@@ -81,11 +78,59 @@ TEST(StealTest, WorkersRunTheirOwnNodesThreadgroups) {
   }
 }
 
+TEST(StealTest, EachNodesWorkersDrainTheirOwnRangeFirst) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(4, "numa:2 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  ASSERT_EQ(runtime->num_nodes(), 2);
+  EXPECT_EQ(runtime->NodeOfWorker(1), 0);
+  EXPECT_EQ(runtime->NodeOfWorker(2), 1);
+  for (const int64_t cut : {0, 1, 300, 999, 1000}) {
+    const std::array<int64_t, 3> begin = {0, cut, 1000};
+    EXPECT_TRUE(RunsAllOnce(*runtime, {1000, begin})) << "cut at " << cut;
+  }
+  // No worker goes to the other range while its own has unclaimed indices: in
+  // the order in which one worker runs, own indices come before foreign ones.
+  const std::array<int64_t, 3> begin = {0, 500, 1000};
+  std::array<std::vector<int64_t>, 4> order;
+  VARLANE_ASSERT_OK(runtime->Launch({1000, begin}, [&](const Threadgroup& g) {
+    order[static_cast<size_t>(g.worker())].push_back(g.index());
+    std::this_thread::yield();
+  }));
+  size_t total = 0;
+  for (int worker = 0; worker < 4; ++worker) {
+    const int node = runtime->NodeOfWorker(worker);
+    bool is_abroad = false;
+    for (const int64_t index : order[static_cast<size_t>(worker)]) {
+      const bool is_own = (index >= 500) == (node == 1);
+      EXPECT_FALSE(is_own && is_abroad) << "worker " << worker << " came back";
+      is_abroad = is_abroad || !is_own;
+      ++total;
+    }
+  }
+  EXPECT_EQ(total, 1000u);
+  ASSERT_FALSE(order[0].empty());
+  EXPECT_EQ(order[0].front() < 500, true) << "the caller is on node 0";
+}
+
+TEST(StealTest, OneWorkerAloneDrainsEveryNodesRange) {
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(8, "numa:4 core:2 pu:1");
+  ASSERT_NE(runtime, nullptr);
+  const std::array<int64_t, 5> begin = {0, 10, 10, 70, 100};
+  std::vector<int64_t> order;
+  VARLANE_ASSERT_OK(runtime->Launch(
+      {100, begin},
+      [&](const Threadgroup& group) { order.push_back(group.index()); },
+      {.max_workers = 1}));
+  std::vector<int64_t> all(100);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int64_t>(i);
+  EXPECT_EQ(order, all);
+}
+
 // Node 1's first threadgroup does not end until all others have: its second one
 // is left to whoever comes. With one worker at home and one threadgroup left,
 // that is a thief.
 TEST(StealTest, AnIdleNodeHelpsOneThatIsBusy) {
-  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  const auto runtime = MakeRuntime(0, "numa:2 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);
   const std::array<int64_t, 3> begin = {0, 1, 3};
   std::atomic<int> begun = 0;
@@ -107,7 +152,7 @@ TEST(StealTest, AnIdleNodeHelpsOneThatIsBusy) {
 // Two workers at home are busy and one threadgroup is left: the thief leaves it
 // to them, although it has nothing else to do.
 TEST(StealTest, TheLastOnesAreLeftToTheirOwnNode) {
-  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  const auto runtime = MakeRuntime(0, "numa:2 core:2 pu:1");
   ASSERT_NE(runtime, nullptr);
   ASSERT_EQ(runtime->num_workers(), 4);
   const std::array<int64_t, 3> begin = {0, 2, 5};
@@ -138,7 +183,7 @@ TEST(StealTest, TheLastOnesAreLeftToTheirOwnNode) {
 // left then is the caller's in the end, although it kept away when one
 // threadgroup was left for two.
 TEST(StealTest, WhoIsAtHomeLeavesForSomethingMoreUrgent) {
-  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  const auto runtime = MakeRuntime(0, "numa:2 core:2 pu:1");
   ASSERT_NE(runtime, nullptr);
   ASSERT_EQ(runtime->num_workers(), 4);
   const std::array<int64_t, 3> begin = {0, 0, 4};
@@ -179,7 +224,7 @@ TEST(StealTest, WhoIsAtHomeLeavesForSomethingMoreUrgent) {
 
 // A node whose workers never come has its range run by others.
 TEST(StealTest, RangesOfAbsentWorkersAreRun) {
-  const auto runtime = MakeRuntime("numa:4 core:1 pu:1");
+  const auto runtime = MakeRuntime(0, "numa:4 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);
   const std::array<int64_t, 5> begin = {0, 0, 0, 0, 9};
   for (const int most : {1, 2}) {
