@@ -21,24 +21,18 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 
 namespace varlane {
 namespace {
 
+using testing::MakeRuntime;
+
 constexpr int64_t kKiB = 1024;
 constexpr int64_t kMiB = 1024 * kKiB;
 constexpr int64_t kGiB = 1024 * kMiB;
-
-std::unique_ptr<Runtime> MakeRuntime(const std::string& topology = "") {
-  RuntimeOptions options;
-  options.num_threads = 2;
-  options.topology = topology;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return runtime.ok() ? *std::move(runtime) : nullptr;
-}
 
 bool IsZero(const std::byte* data, int64_t bytes) {
   return std::all_of(data, data + bytes,
@@ -75,14 +69,14 @@ TEST(LimitReserveTest, IsTwoPercentAtLeast64MiBAtMostAnEighth) {
 }
 
 TEST(BlockMemoryTest, OverflowingSizeIsRefused) {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   const auto memory = BlockMemory::Create(
       {.block_bytes = int64_t{1} << 40, .max_blocks = 1 << 30}, runtime.get());
   EXPECT_EQ(memory.status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST(BlockMemoryTest, CommittedMemoryIsZeroAndWritable) {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   for (const HugePages pages :
        {HugePages::kOff, HugePages::kTransparent, HugePages::kExplicit}) {
     auto memory = BlockMemory::Create(
@@ -108,7 +102,7 @@ TEST(BlockMemoryTest, PopulatedBeforeUse) {
   if (testing::kSanitized) {
     GTEST_SKIP() << "a sanitizer's own memory hides what the pool takes";
   }
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   auto memory = BlockMemory::Create({.block_bytes = kMiB, .max_blocks = 128},
                                     runtime.get());
   VARLANE_ASSERT_OK(memory);
@@ -122,7 +116,7 @@ TEST(BlockMemoryTest, PopulatedBeforeUse) {
 }
 
 TEST(BlockMemoryTest, GrowthKeepsAddressesAndContents) {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   auto memory = BlockMemory::Create(
       {.block_bytes = 1536 * kKiB, .max_blocks = 20}, runtime.get());
   VARLANE_ASSERT_OK(memory);
@@ -141,7 +135,7 @@ TEST(BlockMemoryTest, GrowthKeepsAddressesAndContents) {
 }
 
 TEST(BlockMemoryTest, BlocksAreSpreadEvenlyOverNodesAsRanges) {
-  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  const auto runtime = MakeRuntime(2, "numa:2 core:2 pu:1");
   ASSERT_NE(runtime, nullptr);
   ASSERT_EQ(runtime->num_nodes(), 2);
   auto memory = BlockMemory::Create({.block_bytes = 2 * kMiB, .max_blocks = 10},
@@ -167,7 +161,7 @@ TEST(BlockMemoryTest, BlocksAreSpreadEvenlyOverNodesAsRanges) {
 }
 
 TEST(BlockMemoryTest, OddBlocksLeaveNodesWholeHugePages) {
-  const auto runtime = MakeRuntime("numa:2 core:2 pu:1");
+  const auto runtime = MakeRuntime(2, "numa:2 core:2 pu:1");
   ASSERT_NE(runtime, nullptr);
   auto memory = BlockMemory::Create(
       {.block_bytes = 96 * kKiB, .max_blocks = 100}, runtime.get());
@@ -186,7 +180,7 @@ TEST(BlockMemoryTest, ReleasedSlabsGoBackAndComeBackZero) {
   if (testing::kSanitized) {
     GTEST_SKIP() << "a sanitizer's own memory hides what the pool takes";
   }
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   for (const MemoryBacking backing :
        {MemoryBacking::kAnonymous, MemoryBacking::kMemfd}) {
     auto memory = BlockMemory::Create(
@@ -215,7 +209,7 @@ TEST(BlockMemoryTest, ReleasedSlabsGoBackAndComeBackZero) {
 }
 
 TEST(BlockMemoryTest, MemfdShowsTheSameBytesElsewhere) {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   auto memory = BlockMemory::Create({.block_bytes = 64 * kKiB,
                                      .max_blocks = 64,
                                      .backing = MemoryBacking::kMemfd},
@@ -229,7 +223,7 @@ TEST(BlockMemoryTest, MemfdShowsTheSameBytesElsewhere) {
 }
 
 void LockWithoutPermission() {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   const rlimit none = {};
   EXPECT_EQ(setrlimit(RLIMIT_MEMLOCK, &none), 0);
   BlockMemoryOptions options = {
@@ -325,7 +319,7 @@ void ExpectTrueRefusal(Runtime* runtime, const std::string& limit) {
 
 void LimitAndTry(decltype(RLIMIT_AS) resource, const std::string& name,
                  int64_t bytes) {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   // Threads and heaps of the runtime are there before the limit is set.
   EXPECT_IN_CHILD(Try(runtime.get(), 64).status.ok());
   rlimit limit{};
@@ -369,7 +363,7 @@ TEST_F(BlockMemoryLimitTest, DataLimitRefusesWithWhatFits) {
 // The limit is lowered when growth has begun: what was there stays, usable.
 // Without the check the kernel refuses half way, so that slabs are given back.
 void ShrinkLimitAndGrow(bool check_limits) {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   Attempt pool =
       Try(runtime.get(), 64,
           {.max_blocks = 2 * kGiB / kBlockBytes, .check_limits = check_limits});
@@ -432,7 +426,7 @@ void OutgrowCgroup(const std::string& directory) {
   EXPECT_IN_CHILD(mkdir(directory.c_str(), 0755) == 0);
   EXPECT_IN_CHILD(WriteFile(directory + "/memory.limit_in_bytes", 320 * kMiB));
   EXPECT_IN_CHILD(WriteFile(directory + "/cgroup.procs", getpid()));
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   ExpectTrueRefusal(runtime.get(), "cgroup v1 memory /");
   // Explicit huge pages would come from elsewhere, so nothing is refused before
   // the first slab that did not get any; then each is checked.

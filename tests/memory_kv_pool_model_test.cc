@@ -13,6 +13,7 @@
 
 #include "tests/testing/kv_pool_model.h"
 #include "tests/testing/pools.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
@@ -29,15 +30,6 @@ constexpr int kShardedOperations = testing::Operations(30'000, 10'000);
 constexpr int kResizeEvery = 50;
 constexpr int kSwapEvery = 111;
 constexpr int64_t kMaxBlocks = 160;
-
-std::unique_ptr<Runtime> MakeRuntime(const std::string& topology) {
-  RuntimeOptions options;
-  options.num_threads = topology.empty() ? 2 : 0;
-  options.topology = topology;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return runtime.ok() ? *std::move(runtime) : nullptr;
-}
 
 // Through the page cache: the disk is not what is tested.
 std::unique_ptr<SequenceSwapper> MakeSwapper(const std::string& folder,
@@ -57,9 +49,10 @@ void RunModel(uint64_t seed, int operations, int num_nodes = 1) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::printf("seed %llu: %d operations\n",
               static_cast<unsigned long long>(seed), operations);
-  const auto runtime = MakeRuntime(
-      num_nodes == 1 ? ""
-                     : "numa:" + std::to_string(num_nodes) + " core:1 pu:1");
+  const auto runtime =
+      num_nodes == 1
+          ? testing::MakeRuntime(2)
+          : testing::MakeRuntime(0, testing::NodesTopology(num_nodes));
   ASSERT_NE(runtime, nullptr);
   KvLayout layout = testing::kModelLayout;
   layout.num_kv_heads = num_nodes == 1 ? 1 : 4;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "tests/testing/kv_pool_model.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
@@ -28,17 +29,10 @@ namespace varlane {
 namespace {
 
 using testing::KvPoolModel;
-
-std::unique_ptr<Runtime> MakeRuntime() {
-  RuntimeOptions options;
-  options.num_threads = 2;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return runtime.ok() ? *std::move(runtime) : nullptr;
-}
+using testing::MakeRuntime;
 
 TEST(KvPoolThreadsTest, SequencesOfTheirOwnDoNotDisturbEachOther) {
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   constexpr int kThreads = 4;
   constexpr int kSteps = testing::Operations(56'000, 2'500);
   constexpr int64_t kManyBlocks = 4000;
@@ -299,7 +293,7 @@ TEST(KvPoolThreadsTest, SequencesChangeHandsWhileBlocksMove) {
   constexpr int kSteps = testing::Operations(100'000, 5'000);
   constexpr int64_t kMoves = testing::Operations(5'000, 300);
   constexpr int kShrinks = 10;
-  const auto runtime = MakeRuntime();
+  const auto runtime = MakeRuntime(2);
   auto pool = KvPool::Create({.layout = testing::kModelLayout,
                               .num_blocks = 600,
                               .max_blocks = 2000,

@@ -13,11 +13,14 @@
 #include <vector>
 
 #include "base/os_calls.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
 
 namespace varlane {
 namespace {
+
+using testing::MakeRuntime;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -31,17 +34,8 @@ constexpr KvLayout kLayout = {.dtype = DType::kF32,
 constexpr int64_t kBlocksPerSlab = 32;
 static_assert(int64_t{2} * 8 * 2 * 32 * 16 * 4 * kBlocksPerSlab == 2 * kMiB);
 
-std::unique_ptr<Runtime> MakeRuntime(const std::string& topology = "") {
-  RuntimeOptions options;
-  options.num_threads = 2;
-  options.topology = topology;
-  Result<std::unique_ptr<Runtime>> made = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(made));
-  return made.ok() ? *std::move(made) : nullptr;
-}
-
 Runtime* SharedRuntime() {
-  static const std::unique_ptr<Runtime> runtime = MakeRuntime();
+  static const std::unique_ptr<Runtime> runtime = MakeRuntime(2);
   return runtime.get();
 }
 
@@ -240,7 +234,7 @@ TEST(KvResizeTest, MemoryThatCannotBeGivenBackLeavesThePoolAsItWas) {
 // --- nodes -------------------------------------------------------------------
 
 TEST(KvNodesTest, SequencesGetTheirHomesBlocksFirst) {
-  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  const auto runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);
   const auto pool = MakePool(
       {.layout = kLayout, .num_blocks = 64, .max_blocks = 256}, runtime.get());
@@ -273,7 +267,7 @@ TEST(KvNodesTest, SequencesGetTheirHomesBlocksFirst) {
 }
 
 TEST(KvNodesTest, ASequenceStaysAtHomeOnceItHasBlocks) {
-  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  const auto runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);
   const auto pool =
       MakePool({.layout = kLayout, .num_blocks = 64}, runtime.get());
@@ -308,7 +302,7 @@ TEST(KvNodesTest, ASequenceStaysAtHomeOnceItHasBlocks) {
 }
 
 TEST(KvNodesTest, PlacementOnADescribedMachineIsUnknown) {
-  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  const auto runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);
   const auto pool =
       MakePool({.layout = kLayout, .num_blocks = 64}, runtime.get());
@@ -322,7 +316,7 @@ TEST(KvNodesTest, PlacementOnADescribedMachineIsUnknown) {
 }
 
 TEST(KvNodesTest, PlacementHereIsMeasuredOrSaysWhyNot) {
-  const auto runtime = MakeRuntime("");
+  const auto runtime = MakeRuntime(2);
   ASSERT_NE(runtime, nullptr);
   const auto pool =
       MakePool({.layout = kLayout, .num_blocks = 64}, runtime.get());
@@ -340,7 +334,7 @@ TEST(KvNodesTest, PlacementHereIsMeasuredOrSaysWhyNot) {
 }
 
 TEST(KvNodesTest, ShrinkingMovesToAnotherNodeWhereTheOwnIsFull) {
-  const auto runtime = MakeRuntime("numa:2 core:1 pu:1");
+  const auto runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);
   const auto pool =
       MakePool({.layout = kLayout, .num_blocks = 128}, runtime.get());

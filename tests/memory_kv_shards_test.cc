@@ -20,6 +20,7 @@
 #include "memory/block_poison.h"
 #include "runtime/numa_memory.h"
 #include "tests/testing/pools.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
 #include "varlane/metrics.h"
@@ -44,13 +45,11 @@ constexpr KvLayout kLayout = {.dtype = DType::kF32,
 constexpr uint64_t kSeed = 7;
 
 std::unique_ptr<Runtime> MakeNodes(int num_nodes) {
-  RuntimeOptions options;
-  options.topology = "numa:" + std::to_string(num_nodes) + " core:1 pu:1";
-  Result<std::unique_ptr<Runtime>> made = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(made));
-  if (!made.ok()) return nullptr;
-  EXPECT_EQ((*made)->num_nodes(), num_nodes);
-  return *std::move(made);
+  auto runtime = testing::MakeRuntime(0, testing::NodesTopology(num_nodes));
+  if (runtime != nullptr) {
+    EXPECT_EQ(runtime->num_nodes(), num_nodes);
+  }
+  return runtime;
 }
 
 // A runtime with a pool on it.

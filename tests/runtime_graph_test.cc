@@ -20,20 +20,13 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 
 namespace varlane {
 namespace {
 
-std::unique_ptr<Runtime> MakeRuntime(int num_threads,
-                                     const std::string& topology = "") {
-  RuntimeOptions options;
-  options.num_threads = num_threads;
-  options.topology = topology;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return runtime.ok() ? *std::move(runtime) : nullptr;
-}
+using testing::MakeRuntime;
 
 std::string Numbered(const char* name, int number) {
   return std::string(name).append(std::to_string(number));

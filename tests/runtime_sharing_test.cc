@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"
 #include "varlane/runtime.h"
@@ -29,18 +30,7 @@ namespace varlane {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::unique_ptr<Runtime> Make(RuntimeOptions options) {
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return *std::move(runtime);
-}
-
-std::unique_ptr<Runtime> MakeRuntime(int num_threads) {
-  RuntimeOptions options;
-  options.num_threads = num_threads;
-  return Make(options);
-}
+using testing::MakeRuntime;
 
 // --- priorities --------------------------------------------------------------
 
@@ -104,7 +94,7 @@ TEST(PriorityTest, WorkersLeaveALaunchForAMoreUrgentOne) {
 TEST(PriorityTest, WorkersLeaveTheRangeOfTheirNode) {
   RuntimeOptions options;
   options.topology = "numa:2 core:2 pu:1";
-  const std::unique_ptr<Runtime> runtime = Make(options);
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(options);
   ASSERT_EQ(runtime->num_workers(), 4);
   Background background;
   const std::array<int64_t, 3> begin = {0, Background::kMost / 2,
@@ -227,7 +217,7 @@ TEST(ExecutorTest, LaunchesAndGraphsRunOnTheEmbeddersArena) {
   const tbb::global_control control(
       tbb::global_control::max_allowed_parallelism, 4);
   tbb::task_arena arena(3, 0);
-  const std::unique_ptr<Runtime> runtime = Make(On(&arena, 4));
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(On(&arena, 4));
   EXPECT_EQ(runtime->num_workers(), 4);
   EXPECT_EQ(runtime->num_nodes(), 1);
   EXPECT_EQ(runtime->PuOfWorker(1), -1) << "where it runs is not our business";
@@ -265,7 +255,7 @@ TEST(ExecutorTest, LaunchesFromEveryThreadOfTheArenaNeverWaitForOne) {
   const tbb::global_control control(
       tbb::global_control::max_allowed_parallelism, 4);
   tbb::task_arena arena(2, 0);
-  const std::unique_ptr<Runtime> runtime = Make(On(&arena, 3));
+  const std::unique_ptr<Runtime> runtime = MakeRuntime(On(&arena, 3));
   std::atomic<int> done = 0;
   std::atomic<int64_t> ran = 0;
   for (int i = 0; i < 50; ++i) {
@@ -289,7 +279,7 @@ TEST(ExecutorTest, OneThatRefusesOrRunsAtOnceIsNoHindrance) {
       if (refuses) throw std::runtime_error("shutting down");
       task();
     };
-    const std::unique_ptr<Runtime> runtime = Make(options);
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(options);
     std::atomic<int> ran = 0;
     for (int round = 0; round < 20; ++round) {
       VARLANE_EXPECT_OK(

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"
@@ -24,13 +25,7 @@
 namespace varlane {
 namespace {
 
-std::unique_ptr<Runtime> MakeRuntime(int num_threads) {
-  RuntimeOptions options;
-  options.num_threads = num_threads;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return *std::move(runtime);
-}
+using testing::MakeRuntime;
 
 // What a graph's bodies add to.
 struct Sum {

@@ -18,12 +18,15 @@
 #include <vector>
 
 #include "runtime/tracing.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"
 #include "varlane/runtime.h"
 
 namespace varlane {
 namespace {
+
+using testing::MakeRuntime;
 
 Slice Numbered(int64_t number) {
   Slice slice;
@@ -102,14 +105,6 @@ std::unique_ptr<Tracer> MakeTracer(size_t slices = 1 << 12) {
   Result<std::unique_ptr<Tracer>> tracer = Tracer::Create({slices});
   EXPECT_TRUE(testing::IsOk(tracer));
   return *std::move(tracer);
-}
-
-std::unique_ptr<Runtime> MakeRuntime(int num_threads) {
-  RuntimeOptions options;
-  options.num_threads = num_threads;
-  Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-  EXPECT_TRUE(testing::IsOk(runtime));
-  return *std::move(runtime);
 }
 
 int64_t CountOf(const std::string& text, const std::string& part) {
