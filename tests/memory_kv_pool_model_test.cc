@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 
+#include "tests/testing/files.h"
 #include "tests/testing/kv_pool_model.h"
-#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"

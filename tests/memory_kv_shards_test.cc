@@ -19,6 +19,7 @@
 #include "memory/block_parts.h"
 #include "memory/block_poison.h"
 #include "runtime/numa_memory.h"
+#include "tests/testing/files.h"
 #include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"

@@ -15,6 +15,7 @@
 #include <sstream>
 #include <string>
 
+#include "tests/testing/files.h"
 #include "tests/testing/machine_fixture.h"
 #include "tests/testing/real_cgroup.h"
 #include "tests/testing/testing.h"
@@ -110,15 +111,12 @@ TEST(ThisMachineTest, RlimitsCountWhatTheProcessHasAlready) {
 }
 
 TEST(ThisMachineTest, AFixtureIsNotBoundByThisProcessesRlimits) {
-  const std::string root = (std::filesystem::temp_directory_path() /
-                            ("varlane_rlimit_" + std::to_string(getpid())))
-                               .string();
-  std::filesystem::create_directories(root + "/proc");
-  std::ofstream(root + "/proc/meminfo")
-      << "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n";
+  const testing::TemporaryFolder root;
+  std::filesystem::create_directories(root.file("proc"));
+  testing::WriteWholeFile(root.file("proc/meminfo"),
+                          "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n");
   const ScopedRlimit lowered(RLIMIT_DATA, StatusBytes("VmData:") + 512 * kMiB);
-  const Result<MemoryLimits> limits = MemoryLimits::Detect(root);
-  std::filesystem::remove_all(root);
+  const Result<MemoryLimits> limits = MemoryLimits::Detect(root.path());
   VARLANE_ASSERT_OK(limits);
   EXPECT_EQ(Names(*limits), "host RAM; ");
 }

@@ -21,6 +21,7 @@
 #include "memory/session_header.h"
 #include "tests/testing/allocation_faults.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/files.h"
 #include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 

@@ -19,6 +19,7 @@
 #include "base/os_calls.h"
 #include "base/rate_estimate.h"
 #include "memory/swap_file.h"
+#include "tests/testing/files.h"
 #include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 

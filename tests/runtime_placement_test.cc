@@ -9,11 +9,9 @@
 #include <gtest/gtest.h>
 #include <hwloc.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <set>
@@ -23,6 +21,7 @@
 #include <vector>
 
 #include "runtime/affinity.h"
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
 
@@ -75,12 +74,8 @@ hwloc_bitmap_t ListToBitmap(const char* list) {
 }
 
 // The machine as hwloc exports it, so that everything is read as from a real
-// one; "" where hwloc would not.
-std::string ExportXml(const Machine& machine) {
-  std::string path = ::testing::TempDir() + "placement_XXXXXX.xml";
-  const int file = mkstemps(path.data(), 4);
-  if (file < 0) return "";
-  close(file);
+// one.
+void ExportXml(const Machine& machine, const std::string& path) {
   hwloc_topology_t tree = nullptr;
   EXPECT_EQ(hwloc_topology_init(&tree), 0);
   EXPECT_EQ(hwloc_topology_set_synthetic(tree, machine.synthetic), 0);
@@ -102,14 +97,14 @@ std::string ExportXml(const Machine& machine) {
   }
   EXPECT_EQ(hwloc_topology_export_xml(tree, path.c_str(), 0), 0);
   hwloc_topology_destroy(tree);
-  return path;
 }
 
 Topology Describe(const Machine& machine) {
+  const testing::TemporaryFolder folder;
   RuntimeOptions options;
-  options.topology = ExportXml(machine);
+  options.topology = folder.file("machine.xml");
+  ExportXml(machine, options.topology);
   Result<Topology> topology = Topology::Detect(options);
-  std::remove(options.topology.c_str());
   EXPECT_TRUE(testing::IsOk(topology));
   return topology.ok() ? *std::move(topology) : Topology();
 }

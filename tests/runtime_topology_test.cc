@@ -8,8 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
 #include <numeric>
 #include <set>
 #include <string>
@@ -18,6 +16,7 @@
 
 #include "runtime/kernel_nodes.h"
 #include "runtime/placement.h"
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
 
@@ -209,26 +208,19 @@ constexpr const char* kRestrictedXml =
 </topology>
 )";
 
-// A file that goes with its object.
-class TemporaryFile {
+class XmlFile {
  public:
-  explicit TemporaryFile(const std::string& text) {
-    const int file = mkstemps(path_.data(), 4);
-    EXPECT_GE(file, 0);
-    if (file >= 0) close(file);
-    std::ofstream(path_) << text;
+  explicit XmlFile(const std::string& text) {
+    testing::WriteWholeFile(path(), text);
   }
-  ~TemporaryFile() { std::remove(path_.c_str()); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::string& path() const { return path_; }
+  std::string path() const { return folder_.file("topology.xml"); }
 
  private:
-  std::string path_ = ::testing::TempDir() + "topology_XXXXXX.xml";
+  testing::TemporaryFolder folder_;
 };
 
 TEST(TopologyTest, XmlWithACpusetShowsOnlyWhatIsAllowed) {
-  const TemporaryFile file(kRestrictedXml);
+  const XmlFile file(kRestrictedXml);
   Result<Topology> topology = Describe(file.path());
   VARLANE_ASSERT_OK(topology);
   ExpectConsistent(*topology);
@@ -270,7 +262,7 @@ std::string With(std::string xml, const std::string& from,
 }
 
 TEST(TopologyTest, ANodeWithoutCpusComesLast) {
-  const TemporaryFile file(
+  const XmlFile file(
       With(kRestrictedXml, "local_memory=\"0\"", "local_memory=\"8192\""));
   Result<Topology> topology = Describe(file.path());
   VARLANE_ASSERT_OK(topology);
@@ -294,7 +286,7 @@ constexpr const char* kDistancesXml =
 
 TEST(TopologyTest, DistancesStandInTheOrderOfNodes) {
   const std::string xml = With(kRestrictedXml, "</topology>", kDistancesXml);
-  const TemporaryFile file(xml);
+  const XmlFile file(xml);
   Result<Topology> topology = Describe(file.path());
   VARLANE_ASSERT_OK(topology);
   // Node 1 has no memory, and node 0 is nearer to it than node 2 is.
@@ -304,7 +296,7 @@ TEST(TopologyTest, DistancesStandInTheOrderOfNodes) {
   EXPECT_EQ(topology->distances,
             (std::vector<int>{10, 11, 30, 12, 10, 21, 31, 20, 10}));
   // With memory everywhere, but only node 1's core allowed, it comes first.
-  const TemporaryFile other(
+  const XmlFile other(
       With(With(xml, "local_memory=\"0\"", "local_memory=\"1\""),
            "allowed_cpuset=\"0x3d\"", "allowed_cpuset=\"0x30\""));
   topology = Describe(other.path());
@@ -317,7 +309,7 @@ TEST(TopologyTest, DistancesStandInTheOrderOfNodes) {
 
 TEST(TopologyTest, NodesThatWereNotFoundAreWarnedOf) {
   const auto warnings = [](const std::string& text, int num_nodes) {
-    const TemporaryFile file(text);
+    const XmlFile file(text);
     std::vector<std::string> found;
     CompareWithKernelsNodes(file.path(), num_nodes, &found);
     return found;
@@ -345,7 +337,7 @@ TEST(TopologyTest, RefusalsSayWhy) {
   const Status bad = Describe("nonsense:twelve").status();
   EXPECT_EQ(bad.code(), StatusCode::kInvalidArgument) << bad.ToString();
   EXPECT_NE(bad.message().find("nonsense:twelve"), std::string_view::npos);
-  const TemporaryFile broken("this is no XML");
+  const XmlFile broken("this is no XML");
   const Status unreadable = Describe(broken.path()).status();
   EXPECT_FALSE(unreadable.ok());
   EXPECT_NE(unreadable.message().find(broken.path()), std::string_view::npos)

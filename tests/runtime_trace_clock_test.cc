@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/affinity.h"
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 
 namespace varlane {
@@ -70,7 +71,8 @@ TEST(TraceClockTest, TicksAreTheSystemsTime) {
 }
 
 TEST(TraceClockTest, OnlyTheKernelsOwnCounterIsTrusted) {
-  const std::string path = ::testing::TempDir() + "varlane_clocksource";
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("clocksource");
   const auto trusts = [&](const char* name) {
     std::ofstream(path) << name << "\n";
     return HasSteadyCounter(path);

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/testing/pools.h"
+#include "tests/testing/files.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "varlane/metrics.h"

@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/files.h"
 #include "tests/testing/machine_fixture.h"
-#include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 #include "varlane/serving_pressure.h"
 

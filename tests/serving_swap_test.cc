@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/os_calls.h"
+#include "tests/testing/files.h"
 #include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 #include "varlane/scheduler.h"

@@ -4,14 +4,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::tools {
@@ -22,18 +20,15 @@ using TestJson = nlohmann::json;
 // Runs the built command with little time and memory; its JSON, or null when it
 // failed.
 TestJson BenchMemory(const std::string& filter) {
-  const auto path = std::filesystem::path(::testing::TempDir()) /
-                    ("varlane_bench_" + std::to_string(getpid()) + ".json");
+  const testing::TemporaryFolder folder;
   const std::string command =
       std::string(VARLANE_CLI_PATH) +
       " bench memory --quick --seconds 0.000001 --memory 128M --filter '" +
-      filter + "' --json " + path.string() + " >/dev/null 2>&1";
+      filter + "' --json " + folder.file("json") + " >/dev/null 2>&1";
   const int status = std::system(command.c_str());
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
-  std::ifstream file(path);
-  TestJson json = TestJson::parse(file, nullptr, false);
-  std::filesystem::remove(path);
-  return json;
+  return TestJson::parse(testing::ReadWholeFile(folder.file("json")), nullptr,
+                         false);
 }
 
 struct Wanted {

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string>
 
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::tools {
@@ -114,8 +115,8 @@ TEST(BenchNumaTest, APlotIsDrawnOrItsScriptKept) {
   result.scaling = {3e9, 5e9};
   EXPECT_EQ(PlotNuma(result, "plot.txt").code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(PlotNuma(result, "it's.svg").code(), StatusCode::kInvalidArgument);
-  const std::string path = ::testing::TempDir() + "numa_plot.svg";
-  std::remove(path.c_str());
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.file("plot.svg");
   const Status drawn = PlotNuma(result, path);
   if (drawn.ok()) {
     std::string line;

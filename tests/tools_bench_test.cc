@@ -4,16 +4,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 #include "tools/bench_rows.h"
 
@@ -24,17 +22,14 @@ using TestJson = nlohmann::json;
 
 // Runs the built command; its JSON, or null when it failed.
 TestJson Bench(const std::string& what, const std::string& arguments) {
-  const auto path = std::filesystem::path(::testing::TempDir()) /
-                    ("varlane_bench_" + std::to_string(getpid()) + ".json");
+  const testing::TemporaryFolder folder;
   const std::string command = std::string(VARLANE_CLI_PATH) + " bench " + what +
-                              " " + arguments + " --json " + path.string() +
-                              " >/dev/null 2>&1";
+                              " " + arguments + " --json " +
+                              folder.file("json") + " >/dev/null 2>&1";
   const int status = std::system(command.c_str());
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
-  std::ifstream file(path);
-  TestJson json = TestJson::parse(file, nullptr, false);
-  std::filesystem::remove(path);
-  return json;
+  return TestJson::parse(testing::ReadWholeFile(folder.file("json")), nullptr,
+                         false);
 }
 
 TestJson BenchKernels(const std::string& arguments) {

@@ -4,12 +4,12 @@
 
 #include "tools/safetensors.h"
 
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <string>
 
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::tools {
@@ -17,15 +17,6 @@ namespace {
 
 class SafetensorsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* const info =
-        ::testing::UnitTest::GetInstance()->current_test_info();
-    std::string name = info->name();
-    for (char& c : name) c = c == '/' ? '_' : c;
-    path_ = ::testing::TempDir() + "varlane_" + name + ".safetensors";
-  }
-  void TearDown() override { std::remove(path_.c_str()); }
-
   // A file of this header and so many data bytes.
   void WriteRaw(const std::string& header, size_t data_bytes) {
     std::ofstream file(path_, std::ios::binary);
@@ -43,7 +34,8 @@ class SafetensorsTest : public ::testing::Test {
     return text.substr(path_.size() + 2);
   }
 
-  std::string path_;
+  const testing::TemporaryFolder folder_;
+  const std::string path_ = folder_.file("tensors.safetensors");
 };
 
 TEST_F(SafetensorsTest, EveryTypeReadsBackAsWritten) {

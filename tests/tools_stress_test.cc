@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/testing/pools.h"
+#include "tests/testing/files.h"
 #include "tests/testing/sanitizers.h"
 #include "tools/child_cgroup.h"
 #include "tools/output_digests.h"

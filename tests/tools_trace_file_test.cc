@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::tools {
@@ -35,11 +36,10 @@ int RunVarlane(const std::string& arguments) {
 
 class TraceFileTest : public ::testing::Test {
  protected:
-  std::string Path(const std::string& name) const {
-    return ::testing::TempDir() + "varlane_trace_" +
-           ::testing::UnitTest::GetInstance()->current_test_info()->name() +
-           "_" + name;
-  }
+  std::string Path(const std::string& name) const { return folder_.file(name); }
+
+ private:
+  testing::TemporaryFolder folder_;
 };
 
 // What the trace format asks of every event, and tracks that make sense.

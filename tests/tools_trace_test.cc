@@ -4,12 +4,11 @@
 
 #include "tools/trace.h"
 
-#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string>
 
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 #include "tools/line_reader.h"
 #include "tools/synthetic_trace.h"
@@ -21,17 +20,12 @@ namespace {
 class TraceTest : public ::testing::Test {
  protected:
   std::string Write(const std::string& text) {
-    const auto* const info =
-        ::testing::UnitTest::GetInstance()->current_test_info();
-    path_ = ::testing::TempDir() + "varlane_trace_" + info->name();
-    std::ofstream(path_, std::ios::binary) << text;
+    testing::WriteWholeFile(path_, text);
     return path_;
   }
-  void TearDown() override {
-    if (!path_.empty()) std::remove(path_.c_str());
-  }
 
-  std::string path_;
+  const testing::TemporaryFolder folder_;
+  const std::string path_ = folder_.file("trace");
 };
 
 // What is wrong with a trace: reads it to its end.
@@ -138,17 +132,10 @@ struct BadTrace {
 void PrintTo(const BadTrace& bad, std::ostream* out) { *out << bad.name; }
 
 class BadTraceTest : public TraceTest,
-                     public ::testing::WithParamInterface<BadTrace> {
- protected:
-  std::string WriteBad() {
-    path_ = ::testing::TempDir() + "varlane_bad_trace_" + GetParam().name;
-    std::ofstream(path_, std::ios::binary) << GetParam().text;
-    return path_;
-  }
-};
+                     public ::testing::WithParamInterface<BadTrace> {};
 
 TEST_P(BadTraceTest, IsRefusedWithLineFieldAndValue) {
-  const std::string error = ErrorOf(WriteBad());
+  const std::string error = ErrorOf(Write(GetParam().text));
   EXPECT_EQ(error.substr(0, path_.size()), path_) << error;
   EXPECT_NE(error.find(GetParam().error), std::string::npos) << error;
 }

@@ -6,14 +6,13 @@
 #define VARLANE_TESTS_TESTING_MACHINE_FIXTURE_H_
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 #include "varlane/memory_budget.h"
 
@@ -34,11 +33,6 @@ inline constexpr char kV2Mount[] =
 class MachineTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "varlane_limits_XXXXXX")
-            .string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
     Write("/proc/meminfo", "MemTotal:       " + Kb(64 * kGiB) +
                                " kB\nMemFree:        1024 kB\n"
                                "MemAvailable:   " +
@@ -47,10 +41,6 @@ class MachineTest : public ::testing::Test {
                                "SwapTotal:      99999999 kB\n");
     Write("/proc/self/cgroup", "");
     Write("/proc/self/mountinfo", "22 27 0:21 / /proc rw - proc proc rw\n");
-  }
-  void TearDown() override {
-    std::error_code error;
-    std::filesystem::remove_all(root_, error);
   }
 
   static std::string Kb(int64_t bytes) { return std::to_string(bytes / 1024); }
@@ -113,7 +103,8 @@ class MachineTest : public ::testing::Test {
     return limits.ok() ? *limits : MemoryLimits();
   }
 
-  std::string root_;
+  const TemporaryFolder folder_;
+  const std::string root_ = folder_.path();
 };
 
 inline std::string Names(const MemoryLimits& limits) {

@@ -2,12 +2,7 @@
 
 #include "tests/testing/pools.h"
 
-#include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <utility>
 
 #include "tests/testing/testing.h"
@@ -123,39 +118,6 @@ void ExpectSequence(const KvPool& pool, SeqId seq, int64_t length,
                 });
     ASSERT_EQ(different, 0) << "seq " << seq << ", position " << position;
   }
-}
-
-TemporaryFolder::TemporaryFolder() {
-  std::string name =
-      (std::filesystem::temp_directory_path() / "varlane_XXXXXX").string();
-  EXPECT_NE(mkdtemp(name.data()), nullptr);
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code error;
-  std::filesystem::remove_all(path_, error);
-}
-
-std::vector<std::string> TemporaryFolder::names() const {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(path_)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
-std::string ReadWholeFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  EXPECT_TRUE(file.good()) << path;
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void WriteWholeFile(const std::string& path, const std::string& contents) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << contents;
-  EXPECT_TRUE(file.good()) << path;
 }
 
 }  // namespace varlane::testing

@@ -1,4 +1,4 @@
-// Small pools with known contents, and what tests of files need.
+// Small pools with known contents.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -8,8 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "varlane/kv_pool.h"
 
@@ -31,25 +29,6 @@ void FillSequence(KvPool* pool, SeqId seq, int64_t begin, int64_t end,
 // Whether positions [0, length) hold those values still, and no more.
 void ExpectSequence(const KvPool& pool, SeqId seq, int64_t length,
                     uint64_t seed);
-
-// A folder of its own that is removed with all in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  std::vector<std::string> names() const;  // of the files in it, sorted
-
- private:
-  std::string path_;
-};
-
-std::string ReadWholeFile(const std::string& path);
-void WriteWholeFile(const std::string& path, const std::string& contents);
 
 }  // namespace varlane::testing
 
