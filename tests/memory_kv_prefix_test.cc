@@ -7,19 +7,22 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
+#include "tests/testing/tokens.h"
 #include "varlane/kv_pool.h"
 
 namespace varlane {
 namespace {
 
-using Tokens = std::vector<int32_t>;
+using testing::From;
+using testing::Mix;
+using testing::operator+;
+using testing::Tokens;
 
 constexpr int kBlockSize = 16;
 constexpr KvLayout kLayout = {.dtype = DType::kF32,
@@ -49,23 +52,6 @@ std::unique_ptr<KvPool> MakePool(int64_t num_blocks, int64_t max_blocks = 0) {
                      SharedRuntime());
   VARLANE_EXPECT_OK(pool);
   return pool.ok() ? *std::move(pool) : nullptr;
-}
-
-Tokens From(int32_t first, int64_t count) {
-  Tokens tokens(static_cast<size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-Tokens operator+(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-// What K and V of a position hold: a function of all tokens up to it, as in a
-// model.
-uint32_t Mix(uint32_t before, int32_t token) {
-  return (before ^ static_cast<uint32_t>(token)) * 2654435761u + 12345u;
 }
 
 void WriteSlot(const KvPool& pool, int64_t slot, uint32_t value) {

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
+#include "tests/testing/tokens.h"
 #include "varlane/kv_pool.h"
 #include "varlane/metrics.h"
 #include "varlane/session.h"
@@ -225,8 +225,7 @@ TEST_P(KvShardsTest, AKnownBeginningOfABlockIsCopiedInEveryShard) {
   const Sharded s = MakeSharded(
       num_nodes(), {.layout = kLayout, .num_blocks = 10, .prefix_cache = true});
   ASSERT_NE(s.pool, nullptr);
-  std::vector<int32_t> tokens(48);
-  std::iota(tokens.begin(), tokens.end(), 100);
+  std::vector<int32_t> tokens = testing::From(100, 48);
   const SeqId seq = MakeSequence(s.pool.get(), 48, kSeed);
   VARLANE_ASSERT_OK(s.pool->CommitTokens(seq, 0, tokens));
   tokens[40] = 1;  // in the third block

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <limits>
-#include <numeric>
 #include <random>
 #include <thread>
 #include <utility>
@@ -14,11 +13,14 @@
 
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
+#include "tests/testing/tokens.h"
 
 namespace varlane {
 namespace {
 
-using Tokens = std::vector<int32_t>;
+using testing::From;
+using testing::operator+;
+using testing::Tokens;
 
 constexpr int kBlockSize = 4;
 constexpr auto kIgnore = [](BlockId /*revived*/) {};
@@ -122,17 +124,6 @@ class Pool {
   BlockAllocator allocator_;
   PoolPrefixes prefixes_;
 };
-
-Tokens From(int32_t first, int count) {
-  Tokens tokens(static_cast<size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-Tokens operator+(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 std::vector<BlockId> BlocksOf(const Sequence& seq) {
   return {seq.table.blocks().begin(), seq.table.blocks().end()};

@@ -5,16 +5,18 @@
 
 #include "memory/prefix_cache.h"
 
-#include <numeric>
 #include <vector>
 
 #include "tests/testing/testing.h"
+#include "tests/testing/tokens.h"
 
 namespace varlane {
 namespace {
 
 using Blocks = std::vector<BlockId>;
-using Tokens = std::vector<int32_t>;
+using testing::From;
+using testing::operator+;
+using testing::Tokens;
 
 constexpr int kBlockSize = 4;
 
@@ -23,18 +25,6 @@ PrefixCache MakeCache(uint64_t hash_mask = ~uint64_t{0}) {
                       .max_blocks = 64,
                       .key = {.k0 = 1, .k1 = 2},
                       .hash_mask = hash_mask});
-}
-
-// first, first + 1, ..
-Tokens From(int32_t first, int count) {
-  Tokens tokens(static_cast<size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-Tokens operator+(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
 }
 
 // Indexes tokens' blocks under these ids, all referenced.

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,12 +23,14 @@
 #include "tests/testing/files.h"
 #include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
+#include "tests/testing/tokens.h"
 
 namespace varlane {
 namespace {
 
 using testing::AllocationFaults;
 using testing::ExpectSequence;
+using testing::From;
 using testing::MakeSequence;
 using testing::ReadWholeFile;
 using testing::SmallLayout;
@@ -38,12 +39,6 @@ using testing::TemporaryFolder;
 using testing::WriteWholeFile;
 
 constexpr uint64_t kSeed = 11;
-
-std::vector<int32_t> Tokens(int64_t count) {
-  std::vector<int32_t> tokens(static_cast<size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), -3);
-  return tokens;
-}
 
 bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -94,7 +89,7 @@ TEST_P(SessionTest, ComesBackIntoAnotherPool) {
   const auto to = SmallPool(SmallLayout(GetParam()), 9);
   for (const int64_t length : {1, 15, 16, 17, 48, 100}) {
     const SeqId seq = MakeSequence(from.get(), length, kSeed);
-    const std::vector<int32_t> tokens = Tokens(length);
+    const std::vector<int32_t> tokens = From(-3, length);
     VARLANE_ASSERT_OK(SaveSession(from.get(), seq, tokens, Path()));
     const Result<SessionInfo> info = ReadSessionInfo(Path());
     VARLANE_ASSERT_OK(info);
@@ -163,7 +158,7 @@ KvLayout TinyLayout() {
 TEST_F(SessionFileTest, AnyDamagedByteIsFound) {
   const auto pool = SmallPool(TinyLayout(), 8);
   const SeqId seq = MakeSequence(pool.get(), 40, kSeed);
-  VARLANE_ASSERT_OK(SaveSession(pool.get(), seq, Tokens(40), Path()));
+  VARLANE_ASSERT_OK(SaveSession(pool.get(), seq, From(-3, 40), Path()));
   const std::string good = ReadWholeFile(Path());
   const SessionHeader header{TinyLayout(), 40, 40};
   const auto used = size_t(kSessionHeaderBytes + header.index_bytes());
@@ -187,7 +182,7 @@ TEST_F(SessionFileTest, AnyDamagedByteIsFound) {
 TEST_F(SessionFileTest, AnyOtherLengthIsFound) {
   const auto pool = SmallPool(TinyLayout(), 8);
   const SeqId seq = MakeSequence(pool.get(), 40, kSeed);
-  VARLANE_ASSERT_OK(SaveSession(pool.get(), seq, Tokens(40), Path()));
+  VARLANE_ASSERT_OK(SaveSession(pool.get(), seq, From(-3, 40), Path()));
   const std::string good = ReadWholeFile(Path());
   for (size_t length = 0; length < good.size(); length += 97) {
     ExpectRefused(pool.get(), good.substr(0, length), "");
@@ -272,7 +267,7 @@ TEST_F(SessionFileTest, WhatIsNoFileIsRefusedAtOnce) {
             StatusCode::kNotFound);
   EXPECT_EQ(SaveSession(pool.get(), seq, {}, folder_.file("no/folder")).code(),
             StatusCode::kNotFound);
-  const Status wrong = SaveSession(pool.get(), seq, Tokens(19), Path());
+  const Status wrong = SaveSession(pool.get(), seq, From(-3, 19), Path());
   EXPECT_TRUE(Contains(wrong.message(), "tokens has 19 entries"));
   EXPECT_EQ(folder_.names(), std::vector<std::string>{"fifo"});
 }
@@ -295,7 +290,7 @@ TEST_F(SessionFileTest, AFailedSaveLeavesTheOldFile) {
   int64_t failures = 0;
   for (int64_t call = 0;; ++call) {
     OsFaults::FailAfter(call, ENOSPC);
-    const Status status = SaveSession(pool.get(), seq, Tokens(40), Path());
+    const Status status = SaveSession(pool.get(), seq, From(-3, 40), Path());
     const int64_t made = OsFaults::failed();
     OsFaults::Disarm();
     VARLANE_EXPECT_OK(pool->CheckInvariants());
@@ -319,7 +314,7 @@ TEST_F(SessionFileTest, AFailedSaveLeavesTheOldFile) {
 TEST_F(SessionFileTest, AFailedLoadTakesNoBlock) {
   const auto pool = SmallPool(TinyLayout(), 8);
   const SeqId seq = MakeSequence(pool.get(), 40, kSeed);
-  VARLANE_ASSERT_OK(SaveSession(pool.get(), seq, Tokens(40), Path()));
+  VARLANE_ASSERT_OK(SaveSession(pool.get(), seq, From(-3, 40), Path()));
   int64_t failures = 0;
   for (int64_t call = 0;; ++call) {
     OsFaults::FailAfter(call, EIO);
@@ -343,7 +338,7 @@ TEST_F(SessionFileTest, AFailedLoadTakesNoBlock) {
 TEST_F(SessionFileTest, AFullHeapIsAnError) {
   const auto pool = SmallPool(TinyLayout(), 8);
   const SeqId seq = MakeSequence(pool.get(), 40, kSeed);
-  const std::vector<int32_t> tokens = Tokens(40);
+  const std::vector<int32_t> tokens = From(-3, 40);
   const std::string path = Path();
   int64_t failures = 0;
   for (int64_t i = 0;; ++i) {

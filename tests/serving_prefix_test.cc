@@ -8,7 +8,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
+#include "tests/testing/tokens.h"
 #include "varlane/metrics.h"
 #include "varlane/scheduler.h"
 #include "varlane/swap.h"
@@ -24,8 +24,11 @@
 namespace varlane {
 namespace {
 
-using Tokens = std::vector<int32_t>;
+using testing::From;
+using testing::Mix;
+using testing::operator+;
 using testing::TemporaryFolder;
+using testing::Tokens;
 
 constexpr int kBlockSize = 16;
 constexpr KvLayout kLayout = {.dtype = DType::kF32,
@@ -44,23 +47,6 @@ Runtime* SharedRuntime() {
   }();
   VARLANE_EXPECT_OK(runtime);
   return runtime.ok() ? runtime->get() : nullptr;
-}
-
-Tokens From(int32_t first, int64_t count) {
-  Tokens tokens(static_cast<size_t>(count));
-  std::iota(tokens.begin(), tokens.end(), first);
-  return tokens;
-}
-
-Tokens operator+(Tokens a, const Tokens& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-// What K and V of a position hold: a function of the tenant and of all tokens
-// up to it, as in a model.
-uint32_t Mix(uint32_t before, int32_t token) {
-  return (before ^ static_cast<uint32_t>(token)) * 2654435761u + 12345u;
 }
 
 // What the model says after a position.
