@@ -44,6 +44,9 @@ class SequenceSwapper::Impl {
       : pool_(pool),
         block_bytes_(pool->layout().block_bytes()),
         file_(std::move(file)),
+        stats_{.capacity_blocks = file_->num_slots(),
+               .file_bytes = file_->file_bytes(),
+               .direct_io = file_->direct_io()},
         write_rate_(file_->write_rate()),
         read_rate_(file_->read_rate()),
         thread_([this] { RunTransfers(); }) {}
@@ -111,7 +114,7 @@ class SequenceSwapper::Impl {
   SwapId next_id_ = 0;
   int64_t completions_ = 0;
   bool closing_ = false;
-  SwapStats stats_;
+  SwapStats stats_;  // but for the rates
   RateEstimate write_rate_;
   RateEstimate read_rate_;
 
@@ -275,9 +278,6 @@ int64_t SequenceSwapper::Impl::free_bytes() const {
 SwapStats SequenceSwapper::Impl::stats() const {
   const std::lock_guard lock(mutex_);
   SwapStats stats = stats_;
-  stats.capacity_blocks = file_->num_slots();
-  stats.file_bytes = file_->file_bytes();
-  stats.direct_io = file_->direct_io();
   stats.write_bytes_per_s = write_rate_.per_second();
   stats.read_bytes_per_s = read_rate_.per_second();
   return stats;
