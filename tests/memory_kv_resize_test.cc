@@ -266,6 +266,30 @@ TEST(KvNodesTest, SequencesGetTheirHomesBlocksFirst) {
   EXPECT_TRUE(pool->view().contains(191));
 }
 
+// Of two NUMA nodes with two L3s each: numbers are those of the arenas, and not
+// of the topology's nodes, of which there are fewer.
+TEST(KvNodesTest, HomesAreTheArenasOfTheRuntime) {
+  RuntimeOptions options;
+  options.topology = "numa:2 l3:2 core:1 pu:1";
+  options.numa = NumaPolicy::kL3;
+  const auto runtime = MakeRuntime(options);
+  ASSERT_NE(runtime, nullptr);
+  ASSERT_EQ(runtime->topology().nodes.size(), 2u);
+  const auto pool =
+      MakePool({.layout = kLayout, .num_blocks = 128}, runtime.get());
+  ASSERT_EQ(pool->num_nodes(), 4);
+  EXPECT_EQ(pool->CreateSequence({.home_node = 4}), -1);
+  for (int arena = 0; arena < 4; ++arena) {
+    const SeqId home = MakeSequence(pool.get(), 3, {.home_node = arena});
+    for (const int32_t block : Table(*pool, home)) {
+      EXPECT_EQ(pool->NodeOfBlock(block), arena);
+    }
+    EXPECT_EQ(pool->node_stats(arena).referenced_blocks, 3);
+    EXPECT_EQ(runtime->MemoryOfNode(arena), arena / 2);
+  }
+  EXPECT_EQ(pool->stats().spilled_blocks, 0);
+}
+
 TEST(KvNodesTest, ASequenceStaysAtHomeOnceItHasBlocks) {
   const auto runtime = MakeRuntime(2, "numa:2 core:1 pu:1");
   ASSERT_NE(runtime, nullptr);

@@ -71,9 +71,9 @@ struct KvPoolOptions {
 
 struct SequenceOptions {
   TenantId tenant = 0;  // whose quota its blocks count against
-  int home_node = -1;   // whose memory it gets first (index into
-                        // Topology::nodes); -1 = that of its first blocks: of
-                        // those it shares, or else the emptiest node's then.
+  int home_node = -1;   // whose memory it gets first, in [0,
+                        // KvPool::num_nodes()); -1 = that of its first blocks:
+                        // of those it shares, or else the emptiest node's then.
                         // Means nothing where heads are sharded
 };
 
@@ -251,15 +251,18 @@ class VARLANE_EXPORT KvPool {
   // Free blocks, and cached ones that would be evicted for an append.
   int64_t free_blocks() const;
   KvPoolStats stats() const;
-  int num_nodes() const noexcept;   // whose memory the pool has
+  // Nodes whose memory the pool has: the arenas of its Runtime, by their
+  // numbers there. Runtime::MemoryOfNode tells which NUMA node an arena's
+  // memory is.
+  int num_nodes() const noexcept;
   int num_shards() const noexcept;  // num_nodes() where heads are sharded, or 1
   KvNodeStats node_stats(int node) const;  // all 0 for a node there is not
   // Asks the kernel about every page of a node's blocks, or of all nodes'.
   // Nothing moves. Cost: 0.1 us a base page.
   KvPlacement MeasurePlacement(int node = -1) const;
-  // NUMA node (index into Topology::nodes) whose memory holds the block; 0 for
-  // an id that is no block, and where heads are sharded. Arithmetic: node n's
-  // ids are [n * stride, n * stride + its capacity), see KvView.
+  // The node whose memory holds the block, in [0, num_nodes()); 0 for an id
+  // that is no block, and where heads are sharded. Arithmetic: node n's ids are
+  // [n * stride, n * stride + its capacity), see KvView.
   int NodeOfBlock(BlockId block) const noexcept;
   // The file that backs the pool (MemoryBacking::kMemfd); -1 = none. Block b
   // stands at b * block_bytes, or its parts where KvView::part has them from
