@@ -68,7 +68,7 @@ class ResizeLog {
   explicit ResizeLog(const Pool& pool)
       : pool_(pool),
         before_(pool.capacity()),
-        mempolicy_before_(pool.stats().mempolicy_error) {}
+        mempolicy_before_(pool.mempolicy_error()) {}
 
   Status Tell(Status status) const noexcept {
     TellOf(status);
@@ -82,7 +82,7 @@ class ResizeLog {
  private:
   void TellOf(const Status& status) const noexcept {
     const int64_t now = pool_.capacity();
-    const int mempolicy = pool_.stats().mempolicy_error;
+    const int mempolicy = pool_.mempolicy_error();
     if (mempolicy_before_ == 0 && mempolicy != 0) LogMempolicy(mempolicy);
     if (!status.ok() && status.code() != StatusCode::kInvalidArgument) {
       Log(LogLevel::kWarning, "pool_resize_failed", status.message(),
@@ -224,7 +224,7 @@ Result<std::unique_ptr<KvPool>> KvPool::Create(const KvPoolOptions& options,
        {"max_blocks", max_blocks},
        {"block_bytes", options.layout.block_bytes()},
        {"committed_bytes", pool->stats().committed_bytes}});
-  const int mempolicy = pool->stats().mempolicy_error;
+  const int mempolicy = pool->impl_->mempolicy_error();
   if (mempolicy != 0) LogMempolicy(mempolicy);
   return pool;
 } catch (const std::bad_alloc&) {

@@ -47,6 +47,11 @@ KvPoolStats KvPool::Impl::stats() const {
   return stats;
 }
 
+int KvPool::Impl::mempolicy_error() const {
+  const std::lock_guard lock(sequences_.groups()[0].mutex);
+  return memory_stats_.mempolicy_error;
+}
+
 KvNodeStats KvPool::Impl::node_stats(int node) const {
   if (node < 0 || node >= memory_nodes()) return {};
   const std::lock_guard lock(sequences_.groups()[0].mutex);

@@ -108,6 +108,7 @@ class KvPool::Impl {
 
   // kv_pool_check.cc
   KvPoolStats stats() const;
+  int mempolicy_error() const;  // that of stats(), which costs more
   KvNodeStats node_stats(int node) const;
   KvPlacement MeasurePlacement(int node) const;
   Status CheckInvariants() const;
