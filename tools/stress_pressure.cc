@@ -69,10 +69,11 @@ Status LimitSchedule::Stop() {
 
 Status LimitSchedule::Resize(int64_t blocks) {
   const Before before = Look(*pool_);
-  // A limit counts whole slabs: one more a node, or the last request might not
-  // fit any more.
-  int64_t bytes = blocks * pool_->layout().block_bytes() +
-                  before.pool.slab_bytes * pool_->num_nodes();
+  // A limit counts whole slabs: one more wherever blocks are, or the last
+  // request might not fit any more. A slab of sharded heads is of all nodes.
+  const int places = pool_->num_nodes() / pool_->num_shards();
+  int64_t bytes =
+      blocks * pool_->layout().block_bytes() + before.pool.slab_bytes * places;
   // What running requests hold is not ours to take.
   if (blocks < full_blocks_) bytes = std::max(bytes, pool_->MinLimitBytes());
   const Result<KvResize> resize = pool_->SetLimit(bytes);
