@@ -40,6 +40,9 @@ TEST_F(CliTest, HelpOfEachCommandListsItsOptionsWithExamples) {
        {"--json", "--requests", "--scale-lengths", "--model", "--layers",
         "--token-budget", "--max-seqs", "--rate", "--concurrency", "--verify",
         "--demo", "--trace", "--no-prefix-cache", "--shard-heads"}},
+      {"stress",
+       {"--json", "--mode", "--limit", "--min-shrinks", "--swap",
+        "--shard-heads"}},
       {"trace",
        {"--json", "--out", "--seed", "--requests", "--prefix-hits",
         "--capacity"}}};

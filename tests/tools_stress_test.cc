@@ -5,17 +5,16 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tests/testing/cli.h"
 #include "tests/testing/files.h"
 #include "tests/testing/sanitizers.h"
 #include "tools/child_cgroup.h"
@@ -27,21 +26,26 @@
 namespace varlane::tools {
 namespace {
 
+using testing::CliTest;
+using testing::Outcome;
+using testing::ReadWholeFile;
+
 // --- the command -------------------------------------------------------------
 
-Json Stress(const std::string& arguments) {
-  const varlane::testing::TemporaryFolder folder;
-  const std::string command =
-      std::string(VARLANE_CLI_PATH) + " stress --threads 2 --swap-folder " +
-      folder.path() + " --json " + folder.file("json") + " " + arguments +
-      " >" + folder.file("out") + " 2>&1";
-  EXPECT_EQ(std::system(command.c_str()), 0)
-      << varlane::testing::ReadWholeFile(folder.file("out"));
-  return Json::parse(varlane::testing::ReadWholeFile(folder.file("json")),
-                     nullptr, false);
-}
+class StressTest : public CliTest {
+ protected:
+  Outcome RunStress(const std::string& arguments) const {
+    return Varlane("stress --threads 2 --swap-folder " + Path("") + " --json " +
+                   Path("json") + " " + arguments);
+  }
+  Json Stress(const std::string& arguments) const {
+    const Outcome outcome = RunStress(arguments);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
+    return Json::parse(ReadWholeFile(Path("json")), nullptr, false);
+  }
+};
 
-TEST(StressTest, EveryOutputHasTheBitsOfACalmRun) {
+TEST_F(StressTest, EveryOutputHasTheBitsOfACalmRun) {
   const Json json = Stress(
       "--mode schedule --seconds 0 --requests 12 --period 4 --kv-blocks 300 "
       "--swap 0 --min-shrinks 2");
@@ -56,7 +60,7 @@ TEST(StressTest, EveryOutputHasTheBitsOfACalmRun) {
   EXPECT_TRUE(json["failures"].empty());
 }
 
-TEST(StressTest, PreemptedRequestsGoThroughTheSwapFile) {
+TEST_F(StressTest, PreemptedRequestsGoThroughTheSwapFile) {
   const Json json = Stress(
       "--mode schedule --seconds 0 --requests 16 --period 4 --kv-blocks 140 "
       "--swap 64MiB --eviction swap --min-shrinks 0");
@@ -77,7 +81,7 @@ void ExpectShrunkUnderPressure(const Json& json) {
   EXPECT_TRUE(json["failures"].empty());
 }
 
-TEST(StressTest, APoolGivesWayToABallastInItsCgroup) {
+TEST_F(StressTest, APoolGivesWayToABallastInItsCgroup) {
   {
     const auto cgroup = ChildCgroup::Create(int64_t{1} << 30);
     if (!cgroup.ok()) GTEST_SKIP() << cgroup.status().message();
@@ -89,8 +93,8 @@ TEST(StressTest, APoolGivesWayToABallastInItsCgroup) {
   ExpectShrunkUnderPressure(json);
 }
 
-TEST(StressTest, APoolGivesWayUnderRlimitData) {
-  if (varlane::testing::kSanitized) {
+TEST_F(StressTest, APoolGivesWayUnderRlimitData) {
+  if (testing::kSanitized) {
     GTEST_SKIP() << "a sanitizer's shadow counts as data";
   }
   ExpectShrunkUnderPressure(
@@ -98,19 +102,31 @@ TEST(StressTest, APoolGivesWayUnderRlimitData) {
              "--rest-seconds 0.5 --swap 0"));
 }
 
-TEST(StressTest, TooFewShrinksAreAFailure) {
-  const varlane::testing::TemporaryFolder folder;
-  const std::string command =
-      std::string(VARLANE_CLI_PATH) +
-      " stress --threads 2 --seconds 0 --mode schedule --requests 4 --swap 0"
-      " --period 1000000 >" +
-      folder.file("out") + " 2>&1";
-  const int status = std::system(command.c_str());
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 1);
-  const std::string out = varlane::testing::ReadWholeFile(folder.file("out"));
-  EXPECT_NE(out.find("the pool shrank 0 times, expected 1"), std::string::npos)
-      << out;
+TEST_F(StressTest, TooFewShrinksAreAFailure) {
+  const Outcome outcome = RunStress(
+      "--seconds 0 --mode schedule --requests 4 --swap 0 --period 1000000");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("the pool shrank 0 times, expected 1"),
+            std::string::npos)
+      << outcome.err;
+}
+
+// Of a pool on two nodes every slab is given back, and comes again, on both.
+TEST_F(StressTest, ShardedHeadsGoAndComeTogether) {
+  FindTwoNodes();
+  const Json json = Stress(
+      "--mode schedule --seconds 0 --requests 16 --period 4 --kv-blocks 140 "
+      "--swap 64MiB --eviction swap --min-shrinks 1 --shard-heads");
+  EXPECT_EQ(json["pool"]["head_shards"], 2);
+  EXPECT_GT(json["preemptions"], 0);
+  EXPECT_GT(json["swaps"]["in"], 0);
+  EXPECT_GT(json["moved_blocks"], 0);
+  EXPECT_GT(json["verification"]["rows"], 1000);
+  EXPECT_EQ(json["verification"]["wrong_rows"], 0);
+  EXPECT_EQ(json["pool"]["final_blocks"], 140);
+  EXPECT_TRUE(json["failures"].empty());
+  ExpectRefusal("stress --seconds 0 --kv-heads 3 --q-heads 3 --shard-heads", 1,
+                "a multiple of the runtime's 2 NUMA nodes");
 }
 
 // --- digests -----------------------------------------------------------------

@@ -166,15 +166,11 @@ std::string ResultText(const AttentionCase& c, const AttendFlags& flags,
                                 ? ""
                                 : fmt::format(" (V: {})", c.v.head_size),
                             MaskText(c))});
-  table.AddRow(
-      {"KV",
-       fmt::format("{}, {} shuffled blocks of {} tokens{}",
-                   DTypeName(flags.options.kv_dtype),
-                   FormatCount(result.num_blocks), flags.options.block_size,
-                   result.num_shards == 1
-                       ? ""
-                       : fmt::format(", heads sharded over {} nodes",
-                                     result.num_shards))});
+  table.AddRow({"KV", fmt::format("{}, {} shuffled blocks of {} tokens{}",
+                                  DTypeName(flags.options.kv_dtype),
+                                  FormatCount(result.num_blocks),
+                                  flags.options.block_size,
+                                  FormatHeadShards(result.num_shards))});
   table.AddRow(
       {"kernels", fmt::format("{}, {} workers", result.simd_target, workers)});
   table.AddRow({"threadgroups",

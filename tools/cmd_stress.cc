@@ -149,6 +149,7 @@ void AddServingFlags(CLI::App* command, StressFlags* flags) {
       ->capture_default_str();
   AddDTypeFlag(command, "--kv-dtype", &options->kv_dtype,
                "Elements of the cache: bf16 (default), f32 or f16");
+  AddShardHeadsFlag(command, &engine->shard_heads);
   AddBytesFlag(command, "--swap", &engine->swap_bytes,
                "Disk space for preempted sequences (default 256MiB; 0 = they "
                "are computed again)");

@@ -66,10 +66,7 @@ std::string SetUpText(const ReplayOptions& options, const Workload& workload,
                             FormatCount(r.sizing.blocks), layout.block_size,
                             DTypeName(layout.dtype),
                             FormatBytes(r.sizing.blocks * layout.block_bytes()),
-                            r.head_shards == 1
-                                ? ""
-                                : fmt::format(", heads sharded over {} nodes",
-                                              r.head_shards))});
+                            FormatHeadShards(r.head_shards))});
   table.AddRow({"", r.sizing.reason});
   table.AddRow({"workers", fmt::format("{}, {} kernels, owner {}", r.workers,
                                        r.simd_target,

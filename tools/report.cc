@@ -59,6 +59,11 @@ std::string FormatCount(int64_t count) {
   return digits;
 }
 
+std::string FormatHeadShards(int head_shards) {
+  if (head_shards == 1) return "";
+  return fmt::format(", heads sharded over {} nodes", head_shards);
+}
+
 void Table::AddRow(std::vector<std::string> cells) {
   rows_.push_back(std::move(cells));
 }

@@ -35,6 +35,8 @@ Json ToJson(const Percentiles& percentiles);
 std::string FormatSeconds(double seconds);
 // "1,234,567".
 std::string FormatCount(int64_t count);
+// ", heads sharded over 2 nodes", or nothing where there is one.
+std::string FormatHeadShards(int head_shards);
 
 // Rows of text cells; columns as wide as their widest cell.
 class Table {

@@ -109,6 +109,7 @@ Status StressRun::CreateEngine(Runtime* runtime) {
   }
   VARLANE_TOOLS_ASSIGN(engine_,
                        StressEngine::Create(engine, &workload_, runtime));
+  result_.head_shards = engine_->pool()->num_shards();
   return {};
 }
 

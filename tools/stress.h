@@ -70,6 +70,7 @@ struct StressResult {
   StressMode mode = StressMode::kSchedule;
   std::string mode_reason;
   PoolSizing sizing;
+  int head_shards = 1;       // nodes that the KV heads are cut over
   int64_t least_blocks = 0;  // what the longest request needs
   int64_t final_blocks = 0;  // when the pressure was over
   int64_t rounds = 0;

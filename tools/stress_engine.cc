@@ -45,6 +45,7 @@ Status StressEngine::CreateParts() {
   pool.layout = options_.layout;
   pool.num_blocks = options_.num_blocks;
   pool.huge_pages = runtime_->options().huge_pages;
+  pool.shard_heads = options_.shard_heads;
   VARLANE_TOOLS_ASSIGN(pool_, KvPool::Create(pool, runtime_));
   SchedulerOptions scheduler;
   scheduler.token_budget = options_.token_budget;

@@ -27,6 +27,7 @@ struct StressEngineOptions {
   ModelShape model;
   KvLayout layout;
   int64_t num_blocks = 0;
+  bool shard_heads = false;  // KvPoolOptions'
   int64_t concurrency = 32;  // requests in flight
   int64_t token_budget = 2048;
   EvictionPolicy eviction = EvictionPolicy::kByCost;

@@ -116,9 +116,10 @@ std::string StressText(const StressOptions& options, const StressResult& r) {
   table.AddRow(
       {"mode", fmt::format("{}: {}", StressModeName(r.mode), r.mode_reason)});
   table.AddRow(
-      {"pool", fmt::format("{} blocks, {}; the longest request needs "
+      {"pool", fmt::format("{} blocks, {}{}; the longest request needs "
                            "{}",
                            FormatCount(r.sizing.blocks), r.sizing.reason,
+                           FormatHeadShards(r.head_shards),
                            FormatCount(r.least_blocks))});
   table.AddRow({"run", fmt::format("{} rounds in {}, {} steps, {} requests",
                                    r.rounds, FormatSeconds(r.seconds),
@@ -225,6 +226,7 @@ Json StressJson(const StressOptions& options, const StressResult& r) {
                 {{"blocks", r.sizing.blocks},
                  {"least_blocks", r.least_blocks},
                  {"final_blocks", r.final_blocks},
+                 {"head_shards", r.head_shards},
                  {"slab_bytes", r.pool.slab_bytes}}},
                {"rounds", r.rounds},
                {"seconds", r.seconds},
