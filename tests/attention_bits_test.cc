@@ -11,6 +11,7 @@
 
 #include "kernels/kernel_table.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 

@@ -19,6 +19,7 @@
 #include "attention/run.h"
 #include "kernels/kernel_table.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"

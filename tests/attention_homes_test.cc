@@ -20,6 +20,7 @@
 #include "attention/owner.h"
 #include "tests/testing/allocation_faults.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 

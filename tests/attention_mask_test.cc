@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/exact_means.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"

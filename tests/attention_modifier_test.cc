@@ -13,6 +13,7 @@
 
 #include "kernels/kernel_table.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/exact_means.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"

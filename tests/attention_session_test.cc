@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/files.h"
 #include "tests/testing/pools.h"
 #include "tests/testing/testing.h"

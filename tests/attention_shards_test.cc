@@ -22,6 +22,7 @@
 #include "attention/write_kv.h"
 #include "tests/testing/allocation_faults.h"
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_ops.h"

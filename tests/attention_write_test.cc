@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/testing/attention_case.h"
+#include "tests/testing/engines.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {

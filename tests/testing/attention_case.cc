@@ -12,7 +12,6 @@
 #include <span>
 
 #include "tests/testing/launch_modes.h"
-#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "tests/testing/tolerance.h"
 #include "varlane/reference.h"
@@ -512,48 +511,6 @@ void AttentionCase::ExpectMatchesReference(const Output& output) const {
       }
     }
   }
-}
-
-Engine MakeEngine(const RuntimeOptions& options) {
-  Engine engine = {MakeRuntime(options), nullptr};
-  if (engine.runtime == nullptr) return engine;
-  auto attention = Attention::Create(engine.runtime.get());
-  EXPECT_TRUE(IsOk(attention));
-  if (attention.ok()) engine.attention = std::move(attention).value();
-  return engine;
-}
-
-Engine MakeEngine(int threads, const std::string& simd) {
-  RuntimeOptions options;
-  options.num_threads = threads;
-  options.simd_target = simd;
-  return MakeEngine(options);
-}
-
-Engine MakeNodes(int num_nodes, int cores_of_node) {
-  RuntimeOptions options;
-  options.topology = NodesTopology(num_nodes, cores_of_node);
-  return MakeEngine(options);
-}
-
-Engine MakeL3Arenas(int l3s_of_node) {
-  RuntimeOptions options;
-  options.topology =
-      "numa:2 l3:" + std::to_string(l3s_of_node) + " core:1 pu:1";
-  options.numa = NumaPolicy::kL3;
-  return MakeEngine(options);
-}
-
-const std::vector<Engine>& EnginesOfAllTargets() {
-  static const std::vector<Engine> engines = [] {
-    std::vector<Engine> all;
-    for (const std::string& target : SupportedSimdTargets()) {
-      all.push_back(MakeEngine(2, target));
-      EXPECT_EQ(all.back().attention->simd_target(), target);
-    }
-    return all;
-  }();
-  return engines;
 }
 
 Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,

@@ -146,20 +146,6 @@ double Rounded(double value, DType dtype);
 void StoreElement(void* base, DType dtype, int64_t index, double value);
 double LoadElement(const void* base, DType dtype, int64_t index);
 
-// A runtime and the operation on it; `simd` "" = best.
-struct Engine {
-  std::unique_ptr<Runtime> runtime;
-  std::unique_ptr<Attention> attention;
-};
-Engine MakeEngine(const RuntimeOptions& options);
-Engine MakeEngine(int threads, const std::string& simd = "");
-// On so many NUMA nodes.
-Engine MakeNodes(int num_nodes, int cores_of_node = 1);
-// On two nodes, with an arena for each of their L3s.
-Engine MakeL3Arenas(int l3s_of_node);
-// One engine per supported target, made once; 2 workers.
-const std::vector<Engine>& EnginesOfAllTargets();
-
 // Names a case by its dtype.
 inline std::string DTypeParam(const ::testing::TestParamInfo<DType>& param) {
   return DTypeName(param.param);
