@@ -7,14 +7,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "tests/testing/cli.h"
 #include "tests/testing/files.h"
 #include "tests/testing/testing.h"
 
@@ -23,23 +22,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-Json ReadJson(const std::string& path) {
-  std::ifstream file(path);
-  return Json::parse(file, nullptr, false);
-}
-
-int RunVarlane(const std::string& arguments) {
-  return std::system((std::string(VARLANE_CLI_PATH) + " " + arguments +
-                      " 2>/dev/null >/dev/null")
-                         .c_str());
-}
-
-class TraceFileTest : public ::testing::Test {
+class TraceFileTest : public testing::CliTest {
  protected:
-  std::string Path(const std::string& name) const { return folder_.file(name); }
-
- private:
-  testing::TemporaryFolder folder_;
+  Json ReadJson(const std::string& name) const {
+    return Json::parse(testing::ReadWholeFile(Path(name)), nullptr, false);
+  }
 };
 
 // What the trace format asks of every event, and tracks that make sense.
@@ -101,13 +88,14 @@ std::vector<Json> EventsOf(const Json& trace, const char* category,
 }
 
 TEST_F(TraceFileTest, AttendsSlicesAreTheLaunchsThreadgroups) {
-  ASSERT_EQ(RunVarlane("attend --random 3x1@700,1x20@90,1x5@2 --threads 2 "
-                       "--partitions walk --trace " +
-                       Path("t.json") + " --json " + Path("r.json")),
+  ASSERT_EQ(Varlane("attend --random 3x1@700,1x20@90,1x5@2 --threads 2 "
+                    "--partitions walk --trace " +
+                    Path("t.json") + " --json " + Path("r.json"))
+                .exit_code,
             0);
-  const Json trace = ReadJson(Path("t.json"));
+  const Json trace = ReadJson("t.json");
   ExpectValid(trace);
-  const Json report = ReadJson(Path("r.json"))["launch"];
+  const Json report = ReadJson("r.json")["launch"];
   const std::vector<Json> launches = EventsOf(trace, "launch", "attention");
   ASSERT_EQ(launches.size(), 1u);
   const Json& args = launches[0]["args"];
@@ -138,11 +126,12 @@ TEST_F(TraceFileTest, AttendsSlicesAreTheLaunchsThreadgroups) {
 }
 
 TEST_F(TraceFileTest, ReplayCountsThePoolsUse) {
-  ASSERT_EQ(RunVarlane("replay --demo --requests 3 --layers 1 --verify 0 "
-                       "--scale-lengths 1/16 --threads 2 --trace " +
-                       Path("t.json")),
+  ASSERT_EQ(Varlane("replay --demo --requests 3 --layers 1 --verify 0 "
+                    "--scale-lengths 1/16 --threads 2 --trace " +
+                    Path("t.json"))
+                .exit_code,
             0);
-  const Json trace = ReadJson(Path("t.json"));
+  const Json trace = ReadJson("t.json");
   ExpectValid(trace);
   EXPECT_FALSE(EventsOf(trace, "threadgroup", "attention").empty());
   EXPECT_FALSE(EventsOf(trace, "counter", "read GB/s").empty());
@@ -155,7 +144,9 @@ TEST_F(TraceFileTest, ReplayCountsThePoolsUse) {
 }
 
 TEST_F(TraceFileTest, AFileThatCannotBeWrittenIsSaidFirst) {
-  EXPECT_NE(RunVarlane("attend --random 1x1@8 --trace /no/such/dir/t.json"), 0);
+  EXPECT_NE(
+      Varlane("attend --random 1x1@8 --trace /no/such/dir/t.json").exit_code,
+      0);
   Result<std::unique_ptr<Runtime>> runtime = Runtime::Create({});
   VARLANE_ASSERT_OK(runtime);
   EXPECT_EQ(
