@@ -271,11 +271,9 @@ AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
   return args;
 }
 
-// Workers claim neighbouring threadgroups: while few rows finish this one,
-// they fetch the first keys of the next.
+// Workers claim neighbouring threadgroups: while they finish this one, they
+// fetch the first keys of the next.
 void PlanRun::AimNext(int64_t index, AttendArgs* args) const {
-  constexpr int kFewRows = 8;
-  if (args->num_tokens * args->group > kFewRows) return;
   if (index >= plan_->grid_size) return;
   WorkerCounters uncounted;
   Assignment next;

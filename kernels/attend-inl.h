@@ -1,7 +1,7 @@
 // Attention of one threadgroup: its rows against one sequence's context.
 //
 // Loop nest, from the outside: partition (its K/V stay in L2), chunk of 32 rows
-// (whose accumulators stay in L1), pair of key tiles, register group of up to 4
+// (whose accumulators stay in L1), run of key tiles, register group of up to 4
 // rows:
 //
 //   scores = q k^T   (ScoreTile)  ->  p = softmax (SoftmaxRow)  ->  acc += p v
@@ -16,7 +16,37 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-template <class Ops, FetchMode kFetch>
+// One register group over a run. A single one streams K/V, fetching what it
+// needs next. Several bring the next run into L2 for all of them, the last ones
+// of many, so that it need not stay there for long.
+template <class Ops>
+HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
+                          const RowGroups& groups, int begin, int end, int g) {
+  constexpr int kFewGroups = 3;  // more rows than lines to fetch
+  constexpr int kFetching = 8;
+  const int row = groups.begin(g);
+  const int rows = groups.begin(g + 1) - row;
+  const int local = row - groups.begin(begin);
+  if (groups.count == 1) {
+    AimNear(run, next);
+    PassRows<Ops, kFetchNear>(run, rows, row, local);
+    return;
+  }
+  const int turns = HWY_MIN(end - begin, kFetching);
+  const int turn = g - (end - turns);
+  if (turn < 0 || next == nullptr) {
+    PassRows<Ops, kNoFetch>(run, rows, row, local);
+    return;
+  }
+  AimFar(run, *next, turn, turns);
+  if (groups.count <= kFewGroups) {
+    PassRows<Ops, kFetchNear>(run, rows, row, local);
+  } else {
+    PassRows<Ops, kFetchFar>(run, rows, row, local);
+  }
+}
+
+template <class Ops>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                               const RowGroups& groups, int group_begin,
                               int group_end, int64_t partition) {
@@ -31,41 +61,38 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       HWY_MIN((partition + 1) * kPartition, ws.places[row_end - 1].high);
   if (low >= high) return;
 
-  constexpr int64_t kPairKeys = int64_t{kPair} * kKeyTile;
-  PairContext<Ops> pair;
-  pair.args = &args;
-  pair.ws = &ws;
-  pair.key_stride = KeyStride<Ops>(args);
-  const int64_t begin = low / kPairKeys * kPairKeys;
-  // What follows this partition's last pair: the next partition's first one, or
+  RunContext<Ops> run;
+  run.args = &args;
+  run.ws = &ws;
+  run.key_stride = KeyStride<Ops>(args);
+  const int64_t begin = low / kRunKeys * kRunKeys;
+  // What follows this partition's last run: the next partition's first one, or
   // the next work's.
   const int64_t all =
       HWY_MIN(args.partition_end * kPartition, ws.places[row_end - 1].high);
-  PairPages pages = FindPages<Ops>(args, args.kv, begin, low, all);
-  for (int64_t t = begin; t < high; t += kPairKeys) {
-    const int64_t following = t + kPairKeys;
-    PairPages next;
-    bool has_next = following < all;
-    if (has_next) {
-      next = FindPages<Ops>(args, args.kv, following, low, all);
-    } else if (kFetch == kFetchNear && args.next.k != nullptr) {
-      has_next = true;
-      next =
-          FindPages<Ops>(args, args.next, args.next_low / kPairKeys * kPairKeys,
-                         args.next_low, args.next_high);
+  RunPages buffers[2];
+  RunPages* pages = &buffers[0];
+  RunPages* next = &buffers[1];
+  FindPages<Ops>(args, args.kv, begin, low, all, *pages);
+  for (int64_t t = begin; t < high; t += kRunKeys) {
+    const int64_t following = t + kRunKeys;
+    next->count = 0;
+    if (following < all) {
+      FindPages<Ops>(args, args.kv, following, low, all, *next);
+    } else if (args.next.k != nullptr) {
+      FindPages<Ops>(args, args.next, args.next_low / kRunKeys * kRunKeys,
+                     args.next_low, args.next_high, *next);
     }
-    pair.pages = &pages;
-    pair.begin = t;
-    pair.tiles = t + kKeyTile < high ? kPair : 1;
+    run.pages = pages;
+    run.begin = t;
+    run.tiles = static_cast<int>(
+        (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
     for (int g = group_begin; g < group_end; ++g) {
-      const int row = groups.begin(g);
-      if (t == begin) FetchRows(args, ws, row, groups.begin(g + 1));
-      AimFetch<Ops, kFetch>(pair, has_next ? &next : nullptr, g - group_begin,
-                            group_end - group_begin);
-      PassGroup<Ops, kFetch>(pair, groups.begin(g + 1) - row, row,
-                             row - row_begin);
+      if (t == begin) FetchRows(args, ws, groups.begin(g), groups.begin(g + 1));
+      PassGroup(run, next->count != 0 ? next : nullptr, groups, group_begin,
+                group_end, g);
     }
-    if (has_next) pages = next;
+    std::swap(pages, next);
   }
 }
 
@@ -124,22 +151,6 @@ HWY_INLINE void PackRows(const AttendArgs& args, const Workspace<Ops>& ws,
   }
 }
 
-// Few rows stream K/V once, fetching near; the first chunk of many brings a
-// partition from L3 or DRAM into L2 for the others.
-template <class Ops>
-HWY_INLINE void PassChunk(const AttendArgs& args, const Workspace<Ops>& ws,
-                          const RowGroups& groups, int begin, int end,
-                          int64_t partition) {
-  constexpr int kNearGroups = 2;
-  if (groups.count <= kNearGroups) {
-    PassPartition<Ops, kFetchNear>(args, ws, groups, begin, end, partition);
-  } else if (begin == 0) {
-    PassPartition<Ops, kFetchFar>(args, ws, groups, begin, end, partition);
-  } else {
-    PassPartition<Ops, kNoFetch>(args, ws, groups, begin, end, partition);
-  }
-}
-
 template <class Ops>
 void AttendRows(const AttendArgs& args) {
   const ScopedFlushDenormals flush;
@@ -154,7 +165,7 @@ void AttendRows(const AttendArgs& args) {
       const int row_begin = groups.begin(g);
       const int row_end = groups.begin(group_end);
       if (p == args.partition_begin) PackRows(args, ws, row_begin, row_end);
-      PassChunk<Ops>(args, ws, groups, g, group_end, p);
+      PassPartition<Ops>(args, ws, groups, g, group_end, p);
       for (int row = row_begin; row < row_end; ++row) {
         ClosePartition<Ops>(args, ws, row, row - row_begin, p);
       }

@@ -1,4 +1,4 @@
-// What to fetch ahead: the next pair, what rows will write, later rows' q.
+// What to fetch ahead: the next run, what rows will write, later rows' q.
 //
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
@@ -6,85 +6,49 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// A 16-token group of K resp. V as lines to fetch.
-struct Piece {
-  size_t stride;
-  size_t lines;
-
-  HWY_INLINE void Start(Prefetch& fetch) const {
-    fetch.stride = stride;
-    fetch.left = fetch.lines = lines;
-  }
-};
+// Pieces [from, to), each one 16-token group of K resp. V.
 template <class Ops>
-HWY_INLINE Piece KeyPiece(const PairContext<Ops>& pair) {
-  const size_t stride = HWY_MAX(pair.key_stride, size_t{64});
-  return {stride,
-          static_cast<size_t>(pair.ws->steps) * pair.key_stride / stride};
+HWY_INLINE void FetchKeys(const RunContext<Ops>& run,
+                          const std::byte* const* from,
+                          const std::byte* const* to, bool paired,
+                          Prefetch& fetch) {
+  const size_t stride = HWY_MAX(run.key_stride, size_t{64});
+  const size_t bytes = static_cast<size_t>(run.ws->steps) * run.key_stride;
+  fetch.Start(from, to, paired, stride, bytes / stride);
 }
 template <class Ops>
-HWY_INLINE Piece ValuePiece(const PairContext<Ops>& pair) {
-  return {64, static_cast<size_t>(pair.ws->acc_floats) * kGroupTokens *
-                  sizeof(typename Ops::Cache) / 64};
+HWY_INLINE void FetchValues(const RunContext<Ops>& run,
+                            const std::byte* const* from,
+                            const std::byte* const* to, bool paired,
+                            Prefetch& fetch) {
+  const size_t bytes = static_cast<size_t>(run.ws->acc_floats) * kGroupTokens *
+                       sizeof(typename Ops::Cache);
+  fetch.Start(from, to, paired, 64, bytes / 64);
 }
 
-// Near: while the first group computes the scores of a tile it fetches that
-// tile's values, and while the last one adds values the next pair's keys.
+// A single group: while it computes scores it fetches the run's values, and
+// while it adds values the next run's keys.
 template <class Ops>
-HWY_INLINE void AimNear(PairContext<Ops>& pair, const PairPages* next,
-                        bool is_first, bool is_last) {
-  for (int tile = 0; tile < kPair; ++tile) {
-    Prefetch& fetch = pair.score_fetch[tile];
-    fetch.Idle(pair.pages->k[0]);
-    if (!is_first || tile >= pair.tiles) continue;
-    for (int i = 0; i < kGroups; ++i) {
-      fetch.stream[i] = pair.pages->v[tile * kGroups + i];
-    }
-    ValuePiece(pair).Start(fetch);
-  }
-  Prefetch& fetch = pair.value_fetch;
-  fetch.Idle(pair.pages->k[0]);
-  if (!is_last || next == nullptr) return;
-  for (int i = 0; i < kGroups; ++i) {
-    fetch.stream[i] = next->k[i];
-    fetch.then[i] = next->k[kGroups + i];
-  }
-  KeyPiece(pair).Start(fetch);
+HWY_INLINE void AimNear(RunContext<Ops>& run, const RunPages* next) {
+  run.score_fetch.Idle(run.pages->k[0]);
+  run.value_fetch.Idle(run.pages->k[0]);
+  const auto* v = run.pages->v;
+  FetchValues(run, v, v + run.pages->count, true, run.score_fetch);
+  if (next == nullptr) return;
+  FetchKeys(run, next->k, next->k + next->count, true, run.value_fetch);
 }
 
-// Far: the pieces of the next pair, keys first, are dealt out over the groups
-// of the first chunk, two at a time over a group's three phases.
+// Several: the pieces of the next run are dealt out over them, keys while they
+// compute scores, values while they add values. This one is `turn` of `turns`.
 template <class Ops>
-HWY_INLINE void AimFar(PairContext<Ops>& pair, const PairPages* next, int g,
-                       int groups) {
-  constexpr int kHalf = kPair * kGroups;  // the pieces of K, and those of V
-  int piece = 2 * kHalf * g / groups;
-  const int end = next == nullptr ? piece : 2 * kHalf * (g + 1) / groups;
-  Prefetch* const phases[] = {&pair.score_fetch[0], &pair.score_fetch[1],
-                              &pair.value_fetch};
-  for (Prefetch* const fetch : phases) {
-    fetch->Idle(pair.pages->k[0]);
-    if (piece >= end) continue;
-    const bool keys = piece < kHalf;
-    const int last = keys ? HWY_MIN(end, kHalf) - 1 : end - 1;
-    for (int i = 0; i < 2; ++i) {
-      const int at = HWY_MIN(piece + i, last);
-      fetch->stream[i] = keys ? next->k[at] : next->v[at - kHalf];
-    }
-    (keys ? KeyPiece(pair) : ValuePiece(pair)).Start(*fetch);
-    piece = HWY_MIN(piece + 2, last + 1);
-  }
-}
-
-// What group `g` of a chunk's `groups` fetches; `next` null = nothing follows.
-template <class Ops, FetchMode kFetch>
-HWY_INLINE void AimFetch(PairContext<Ops>& pair, const PairPages* next, int g,
-                         int groups) {
-  if constexpr (kFetch == kFetchNear) {
-    AimNear(pair, next, g == 0, g == groups - 1);
-  } else if constexpr (kFetch == kFetchFar) {
-    AimFar(pair, next, g, groups);
-  }
+HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
+                       int turns) {
+  run.score_fetch.Idle(run.pages->k[0]);
+  run.value_fetch.Idle(run.pages->k[0]);
+  const int begin = next.count * turn / turns;
+  const int end = next.count * (turn + 1) / turns;
+  FetchKeys(run, next.k + begin, next.k + end, false, run.score_fetch);
+  FetchValues(run, next.v + begin, next.v + end, false, run.value_fetch);
 }
 
 // Fetches what a group's rows will write, and the q rows one chunk later, while

@@ -39,7 +39,7 @@ HWY_INLINE void MergeStateRow(const MergeStatesArgs& args, int64_t row,
     const StateRows& state = args.states[i];
     const float lse = state.lse[row];
     if (lse == kMinusInf) continue;
-    const V weight = Exp2<5>(Broadcast((lse - largest) * kLog2E));
+    const V weight = Exp2<3>(Broadcast((lse - largest) * kLog2E));
     sum += hn::GetLane(weight);
     ReadRow(RowAt(state.out, state.dtype, row * state.stride), state.dtype, n,
             from);

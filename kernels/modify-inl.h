@@ -13,7 +13,7 @@ HWY_INLINE V Tanh(V x) {
   constexpr float kTwoLog2E = 2.88539008177792681472f;
   const V one = Broadcast(1.0f);
   const V size = hn::Abs(x);
-  const V e = Exp2<5>(hn::Mul(size, Broadcast(-kTwoLog2E)));
+  const V e = Exp2<3>(hn::Mul(size, Broadcast(-kTwoLog2E)));
   const V large = hn::Div(hn::Sub(one, e), hn::Add(one, e));
   const V square = hn::Mul(size, size);
   V series = Broadcast(62.0f / 2835);

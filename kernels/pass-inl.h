@@ -11,16 +11,22 @@
 
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
-#include "kernels/tile-inl.h"
-// After tile-inl.h:
+#include "kernels/run-inl.h"
+// After run-inl.h:
+#include "kernels/prefetch-inl.h"
+// After prefetch-inl.h:
 #include "kernels/rows-inl.h"
 // After rows-inl.h:
+#include "kernels/softmax-inl.h"
+// After softmax-inl.h:
+#include "kernels/tile-inl.h"
+// After tile-inl.h:
 #include "kernels/modify-inl.h"
 // After modify-inl.h:
 #include "kernels/workspace-inl.h"
 // After workspace-inl.h:
-#include "kernels/pass_tile-inl.h"
-// After pass_tile-inl.h:
+#include "kernels/group_pass-inl.h"
+// After group_pass-inl.h:
 #include "kernels/fetch-inl.h"
 // After fetch-inl.h:
 #include "kernels/attend-inl.h"

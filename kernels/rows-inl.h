@@ -1,4 +1,4 @@
-// Rows of a threadgroup: packing q, the online softmax, finishing and merging.
+// Rows of a threadgroup: packing q, finishing and merging.
 //
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
@@ -6,9 +6,6 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// A row's weights rescale only when a tile's maximum exceeds the reference
-// maximum by more than this (log2 units): sums stay below 2^8 x tokens.
-constexpr float kRescaleHeadroom = 8.0f;
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 // --- elements in and out ----------------------------------------------------
@@ -36,27 +33,49 @@ HWY_INLINE void ReadRow(const void* from, DType dtype, int n,
   }
 }
 
-// Writes n fp32 as `dtype`, rounding to nearest even.
+// Writes n values as `dtype`, rounding to nearest even; value(i) gives the
+// vector from element i on, whose lanes past n are dropped. `kFlushed` says
+// that no value is denormal: the CPU's own conversion to bf16 would lose them.
+template <bool kFlushed, class Value>
+HWY_INLINE void WriteValues(DType dtype, int n, void* to, const Value& value) {
+  constexpr int kStep = static_cast<int>(kN);
+  const hn::Rebind<uint16_t, D> d16;
+  int i = 0;
+  if (dtype == DType::kF32) {
+    auto* out = static_cast<float*>(to);
+    for (; i + kStep <= n; i += kStep) StoreF(value(i), out + i);
+    if (i == n) return;
+    alignas(64) float rest[kLanes];
+    StoreF(value(i), rest);
+    for (int j = i; j < n; ++j) out[j] = rest[j - i];
+    return;
+  }
+  auto* out = static_cast<uint16_t*>(to);
+  const auto write = [&](uint16_t* half) HWY_ATTR {
+    if (dtype == DType::kF16) return StoreF16(value(i), half);
+    const auto bits = hn::BitCast(DI(), RoundToBf16(value(i)));
+    hn::StoreU(hn::DemoteTo(d16, bits), d16, half);
+  };
+#if VARLANE_NATIVE_BF16
+  if (kFlushed && dtype == DType::kBF16) {
+    for (; i + 2 * kStep <= n; i += 2 * kStep) {
+      const V lo = value(i);
+      OpsBf16::StorePairs(lo, value(i + kStep), out + i);
+    }
+  }
+#endif
+  for (; i + kStep <= n; i += kStep) write(out + i);
+  if (i == n) return;
+  alignas(64) uint16_t rest[kLanes];
+  write(rest);
+  for (int j = i; j < n; ++j) out[j] = rest[j - i];
+}
+
+// The same of what stands in memory, readable to a whole vector.
 HWY_INLINE void WriteRow(const float* HWY_RESTRICT from, DType dtype, int n,
                          void* to) {
-  const hn::Rebind<uint16_t, D> d16;
-  const int whole = n - n % static_cast<int>(kN);
-  if (dtype == DType::kF32) {
-    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
-  } else if (dtype == DType::kBF16) {
-    auto* p = static_cast<uint16_t*>(to);
-    for (int i = 0; i < whole; i += static_cast<int>(kN)) {
-      const auto bits = hn::BitCast(DI(), RoundToBf16(LoadF(from + i)));
-      hn::StoreU(hn::DemoteTo(d16, bits), d16, p + i);
-    }
-    for (int i = whole; i < n; ++i) p[i] = ToBF16(from[i]).bits;
-  } else {
-    auto* p = static_cast<uint16_t*>(to);
-    for (int i = 0; i < whole; i += static_cast<int>(kN)) {
-      StoreF16(LoadF(from + i), p + i);
-    }
-    for (int i = whole; i < n; ++i) p[i] = ToF16(from[i]).bits;
-  }
+  WriteValues<false>(dtype, n, to,
+                     [&](int i) HWY_ATTR { return LoadF(from + i); });
 }
 
 HWY_INLINE const void* RowAt(const void* base, DType dtype, int64_t elements) {
@@ -101,9 +120,10 @@ HWY_NOINLINE void PackQuery(const AttendArgs& args, int64_t token, int64_t head,
   }
 }
 
-// Correctly rounded division by one number: a reciprocal and two Newton steps
-// instead of a division an element, which would cost as much as a short row's
-// arithmetic. The second remainder is exact, so the last step rounds once.
+// Division by one number: a reciprocal and Newton steps instead of a division
+// an element, which would cost as much as a short row's arithmetic. The first
+// step's remainder is nearly exact: what is to be rounded to 16 bits needs no
+// more. The second one's is exact, so its last step rounds once.
 // Source: P. Markstein, "Computation of elementary functions on the IBM RISC
 // System/6000 processor", IBM J. Res. Dev. 34 (1990).
 class Divisor {
@@ -111,148 +131,50 @@ class Divisor {
   HWY_INLINE explicit Divisor(float by)
       : by_(Broadcast(by)), reciprocal_(Broadcast(1.0f / by)) {}
 
-  HWY_INLINE V Divide(V x) const {
+  // Collects into `odd` what is NaN where a quotient is not finite, and the
+  // result to be taken from NotFinite.
+  template <int kSteps>
+  HWY_INLINE V Divide(V x, V& odd) const {
 #if VARLANE_HAS_FMA
-    const V first = hn::Mul(x, reciprocal_);
-    const V error = hn::NegMulAdd(first, by_, x);
-    const V second = Fma(error, reciprocal_, first);
-    const V rest = hn::NegMulAdd(second, by_, x);
-    const V quotient = Fma(rest, reciprocal_, second);
-    return hn::IfThenElse(hn::IsNaN(error), first, quotient);  // infinities
+    V quotient = hn::Mul(x, reciprocal_);
+    HWY_UNROLL(2) for (int step = 0; step < kSteps; ++step) {
+      const V rest = hn::NegMulAdd(quotient, by_, x);
+      if (step == 0) odd = hn::Add(odd, rest);
+      quotient = Fma(rest, reciprocal_, quotient);
+    }
+    return quotient;
 #else
+    (void)odd;
     return hn::Div(x, by_);
 #endif
   }
+
+  HWY_INLINE V NotFinite(V x) const { return hn::Mul(x, reciprocal_); }
 
  private:
   V by_;
   V reciprocal_;
 };
 
-// --- online softmax ----------------------------------------------------------
-
-// One row's running state. Maxima are of raw scores resp. in log2 units.
-struct RowState {
-  float threshold;  // raw score above which the row rescales
-  float max;        // reference maximum x scale_log2; -inf before any key
-};
-
-HWY_INLINE void ResetRow(RowState& state, float* HWY_RESTRICT lanes,
-                         float* HWY_RESTRICT acc, int acc_floats) {
-  state = {kMinusInf, kMinusInf};
-  std::memset(lanes, 0, kLanes * sizeof(float));
-  std::memset(acc, 0, static_cast<size_t>(acc_floats) * sizeof(float));
+// acc / by, n elements of `dtype`. acc is readable to a multiple of kLanes.
+template <int kSteps>
+HWY_INLINE void WriteDivided(const float* HWY_RESTRICT acc, float by,
+                             DType dtype, int n, void* to) {
+  const Divisor divisor(by);
+  V odd = Zero();
+  WriteValues<true>(dtype, n, to, [&](int i) HWY_ATTR {
+    return divisor.Divide<kSteps>(LoadF(acc + i), odd);
+  });
+  if (HWY_LIKELY(hn::AllFalse(D(), hn::IsNaN(odd)))) return;
+  WriteValues<true>(dtype, n, to, [&](int i) HWY_ATTR {
+    V rest = Zero();
+    const V x = LoadF(acc + i);
+    const V quotient = divisor.Divide<kSteps>(x, rest);
+    return hn::IfThenElse(hn::IsNaN(rest), divisor.NotFinite(x), quotient);
+  });
 }
 
-// Moves the reference maximum to this tile's: rare after the first tile, where
-// there is nothing to rescale.
-template <class Ops>
-HWY_NOINLINE void Rescale(float tile_max, float scale_log2, RowState& state,
-                          float* HWY_RESTRICT lanes, float* HWY_RESTRICT acc,
-                          int acc_floats) {
-  const float new_max = tile_max * scale_log2;
-  if (state.max != kMinusInf) {
-    const V alpha = Exp2<Ops::kExpDegree>(Broadcast(state.max - new_max));
-    for (int i = 0; i < kLanes; i += static_cast<int>(kN)) {
-      StoreF(hn::Mul(LoadF(lanes + i), alpha), lanes + i);
-    }
-    for (int i = 0; i < acc_floats; i += static_cast<int>(kN)) {
-      StoreF(hn::Mul(LoadF(acc + i), alpha), acc + i);
-    }
-  }
-  state.max = new_max;
-  state.threshold = tile_max + kRescaleHeadroom / scale_log2;
-}
-
-// Scores [at, at + kN) where they lie in [begin, end), -inf elsewhere.
-HWY_INLINE V LoadMasked(const float* scores, int at, int begin, int end) {
-  const V minus_inf = Broadcast(kMinusInf);
-  const int first = begin - at;
-  const int last = end - at;
-  if (last <= 0 || first >= static_cast<int>(kN)) return minus_inf;
-  V s = LoadF(scores + at);
-  if (first > 0) {
-    const auto before = hn::FirstN(D(), static_cast<size_t>(first));
-    s = hn::IfThenElse(before, minus_inf, s);
-  }
-  if (last < static_cast<int>(kN)) {
-    const auto seen = hn::FirstN(D(), static_cast<size_t>(last));
-    s = hn::IfThenElse(seen, s, minus_inf);
-  }
-  return s;
-}
-
-// Turns the scores of one row and tile into weights p = 2^(s x scale - max) and
-// adds them to the row's lane sums. `visible` in [1, kKeyTile]: later scores
-// are masked. Returns false when every score so far is -inf: nothing to add
-// then.
-//
-// `before_rescale` is called before acc is rescaled. The lanes of the sum are
-// token mod 16 whatever the vector width.
-template <class Ops, class BeforeRescale>
-HWY_INLINE bool SoftmaxRow(const float* HWY_RESTRICT scores, int begin, int end,
-                           float scale_log2, RowState& state,
-                           float* HWY_RESTRICT lanes, float* HWY_RESTRICT acc,
-                           int acc_floats,
-                           typename Ops::Operand* HWY_RESTRICT p,
-                           const BeforeRescale& before_rescale) {
-  V s[kTileVecs];
-  if (HWY_LIKELY(end - begin == kKeyTile)) {
-    HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
-      s[v] = LoadF(scores + v * static_cast<int>(kN));
-    }
-  } else {
-    for (int v = 0; v < kTileVecs; ++v) {
-      s[v] = LoadMasked(scores, v * static_cast<int>(kN), begin, end);
-    }
-  }
-  V high = s[0];
-  HWY_UNROLL(16) for (int v = 1; v < kTileVecs; ++v) {
-    high = hn::Max(high, s[v]);
-  }
-  // The horizontal maximum is needed only where the row may rescale. A NaN that
-  // Max dropped still shows: its own weight is NaN.
-  if (state.max == kMinusInf ||
-      !hn::AllTrue(D(), hn::Le(high, Broadcast(state.threshold)))) {
-    auto nan = hn::IsNaN(s[0]);
-    for (int v = 1; v < kTileVecs; ++v) nan = hn::Or(nan, hn::IsNaN(s[v]));
-    const float tile_max = hn::AllFalse(D(), nan)
-                               ? hn::GetLane(hn::MaxOfLanes(D(), high))
-                               : std::numeric_limits<float>::quiet_NaN();
-    if (tile_max == kMinusInf) return false;  // only before the first finite
-    before_rescale();
-    Rescale<Ops>(tile_max, scale_log2, state, lanes, acc, acc_floats);
-  }
-
-  const V scale = Broadcast(scale_log2);
-  const V minus_max = Broadcast(-state.max);
-  HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
-    s[v] = Exp2<Ops::kExpDegree>(Fma(s[v], scale, minus_max));
-  }
-  constexpr int kLaneVecs = kLanes / static_cast<int>(kN);
-  HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
-    V sum = LoadF(lanes + i * static_cast<int>(kN));
-    HWY_UNROLL(16) for (int g = 0; g < kGroups; ++g) {
-      sum = hn::Add(sum, s[g * kLaneVecs + i]);
-    }
-    StoreF(sum, lanes + i * static_cast<int>(kN));
-  }
-#if VARLANE_NATIVE_BF16
-  if constexpr (Ops::kPack == 2) {
-    Ops::StorePairs(s[0], s[1], p);
-    Ops::StorePairs(s[2], s[3], p + kLanes);
-    return true;
-  }
-#endif
-  auto* floats = reinterpret_cast<float*>(p);
-  HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
-    StoreF(RoundOperand<Ops>(s[v]), floats + v * static_cast<int>(kN));
-  }
-  return true;
-}
-
-// --- states in memory
-// ----------------------------------------------------------
+// --- states in memory --------------------------------------------------------
 
 // A merged state: m (log2 units), l, acc [Dv'].
 struct State {
@@ -307,7 +229,7 @@ HWY_INLINE void AddSink(float sink, State& state, int acc_floats) {
   state.sum += Exp2Scalar<Ops::kExpDegree>(max - state.max);
 }
 
-// out = acc / sum and the natural LSE. acc is overwritten.
+// out = acc / sum and the natural LSE.
 template <class Ops>
 HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
                           DType out_dtype, void* out, float* lse) {
@@ -319,20 +241,11 @@ HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
     if (lse != nullptr) *lse = kMinusInf;
     return;
   }
-  const Divisor divisor(state.sum);
-  constexpr int kStep = static_cast<int>(kN);
-  int i = 0;
   if (out_dtype == DType::kF32) {
-    auto* floats = static_cast<float*>(out);
-    for (; i + kStep <= v_head_size; i += kStep) {
-      StoreF(divisor.Divide(LoadF(state.acc + i)), floats + i);
-    }
+    WriteDivided<2>(state.acc, state.sum, out_dtype, v_head_size, out);
+  } else {
+    WriteDivided<1>(state.acc, state.sum, out_dtype, v_head_size, out);
   }
-  const int left = v_head_size - i;
-  for (int j = i; j < v_head_size; j += kStep) {
-    StoreF(divisor.Divide(LoadF(state.acc + j)), state.acc + j);
-  }
-  WriteRow(state.acc + i, out_dtype, left, RowAt(out, out_dtype, i));
   if (lse != nullptr) {
     constexpr double kLn2 = 0.693147180559945309417;
     *lse = static_cast<float>((static_cast<double>(state.max) +

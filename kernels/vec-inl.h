@@ -3,7 +3,7 @@
 // Included once per pass by pass-inl.h, hence no guard. Everything above is
 // written in terms of:
 //   D, V, kN          fp32 vectors of at most kLanes lanes
-//   Exp2<degree>      2^x with exact 2^0 = 1 and 2^-inf = 0
+//   Exp2<degree>      2^x with exact 2^0 = 1 and 2^-inf = 0, from a table
 //   Ops{F32,F16,Bf16} how cache elements and broadcast operands multiply
 // SPDX-License-Identifier: Apache-2.0
 
@@ -58,15 +58,65 @@ HWY_INLINE void StoreF(V v, float* p) { hn::StoreU(v, D(), p); }
 // The one fused operation results depend on; on targets without FMA two.
 HWY_INLINE V Fma(V a, V b, V c) { return hn::MulAdd(a, b, c); }
 
-// p * 2^n for integral n in [-127, 127]. Results below 2^-126 count as zero:
-// the kernels run with denormals flushed.
-HWY_INLINE V Ldexp(V p, V n) {
+// Coefficients of 2^r, |r| <= 1/16: minimax with the constant term fixed to 1,
+// so that 2^0 is exactly 1; relative errors of 3.5e-6 and 2.6e-8.
+template <int kDegree>
+struct Exp2Coefficients;
+template <>
+struct Exp2Coefficients<2> {
+  static constexpr double kOf[] = {1.0, 0.6933133598888784, 0.2403117115709021};
+};
+template <>
+struct Exp2Coefficients<3> {
+  static constexpr double kOf[] = {1.0, 0.6931471805599453, 0.240258177445858,
+                                   0.05551714055209237};
+};
+
+// A coefficient times 2^(j/8), j = 0 .. 7, each twice so that the low three or
+// four bits of an index find it.
+template <int kDegree, int kPower>
+struct Exp2Table {
+  static constexpr float At(double eighth) {
+    return static_cast<float>(Exp2Coefficients<kDegree>::kOf[kPower] * eighth);
+  }
+  alignas(64) static constexpr float kValues[16] = {At(1.0),
+                                                    At(1.0905077326652577),
+                                                    At(1.1892071150027210),
+                                                    At(1.2968395546510096),
+                                                    At(1.4142135623730951),
+                                                    At(1.5422108254079408),
+                                                    At(1.6817928305074290),
+                                                    At(1.8340080864093424),
+                                                    At(1.0),
+                                                    At(1.0905077326652577),
+                                                    At(1.1892071150027210),
+                                                    At(1.2968395546510096),
+                                                    At(1.4142135623730951),
+                                                    At(1.5422108254079408),
+                                                    At(1.6817928305074290),
+                                                    At(1.8340080864093424)};
+
+  // `index` in [0, 8).
+  static HWY_INLINE V Look(hn::Vec<DI> index) {
+    if constexpr (kN >= 8) {
+      return hn::TableLookupLanes(hn::Load(D(), kValues),
+                                  hn::IndicesFromVec(D(), index));
+    } else {
+      return hn::GatherIndex(D(), kValues, index);
+    }
+  }
+};
+
+// p * 2^floor(n) for n in [-127, 127], a multiple of 1/8; `bits` are those of
+// n + 1.5 x 2^20. Results below 2^-126 count as zero: the kernels run with
+// denormals flushed.
+HWY_INLINE V Ldexp(V p, V n, hn::Vec<DI> bits) {
 #if HWY_TARGET == HWY_AVX3
+  (void)bits;
   return V{_mm512_scalef_ps(p.raw, n.raw)};
 #else
-  // n + 1.5 x 2^23 holds n in its low bits; the shift leaves n in the exponent.
-  const V magic = hn::Add(n, Broadcast(12582912.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(DI(), magic));
+  (void)n;
+  const auto exponent = hn::ShiftLeft<23>(hn::ShiftRight<3>(bits));
   const V scaled = hn::BitCast(D(), hn::Add(hn::BitCast(DI(), p), exponent));
   return hn::IfThenElse(hn::IsNaN(p), p, scaled);
 #endif
@@ -82,27 +132,27 @@ HWY_INLINE V AtLeast(V x, float low) {
 #endif
 }
 
-// 2^x for x <= 127: minimax on [0, 1) with the constant term fixed to 1, so
-// that 2^0 is exactly 1; degree 4 has a relative error of 2.9e-6, degree 5 of
-// 8.3e-8 (Remez exchange). NaN stays NaN, -inf gives 0.
+// 2^x for x <= 127: x rounded to eighths picks the coefficients of what is
+// left, since table lookups cost nothing beside multiplications, which are
+// scarce. NaN stays NaN, -inf gives 0.
 template <int kDegree>
 HWY_INLINE V Exp2(V x) {
-  static_assert(kDegree == 4 || kDegree == 5);
+  using C0 = Exp2Table<kDegree, 0>;
+  using C1 = Exp2Table<kDegree, 1>;
+  using C2 = Exp2Table<kDegree, 2>;
   x = AtLeast(x, -127.0f);
-  const V n = hn::Floor(x);
-  const V f = hn::Sub(x, n);
-  V p;
-  if constexpr (kDegree == 4) {
-    p = Fma(Broadcast(0.0134266838f), f, Broadcast(0.0522424765f));
-    p = Fma(p, f, Broadcast(0.241280198f));
-    p = Fma(p, f, Broadcast(0.693044841f));
-  } else {
-    p = Fma(Broadcast(0.00186713017f), f, Broadcast(0.00901702978f));
-    p = Fma(p, f, Broadcast(0.0557999127f));
-    p = Fma(p, f, Broadcast(0.240164444f));
-    p = Fma(p, f, Broadcast(0.693151295f));
+  const V magic = Broadcast(1572864.0f);  // 1.5 x 2^20: ulps are eighths
+  const V sum = hn::Add(x, magic);
+  const V n = hn::Sub(sum, magic);
+  const V r = hn::Sub(x, n);
+  const auto bits = hn::BitCast(DI(), sum);
+  const auto index = hn::And(bits, hn::Set(DI(), 7));
+  V p = C2::Look(index);
+  if constexpr (kDegree == 3) {
+    p = Fma(r, Exp2Table<kDegree, 3>::Look(index), p);
   }
-  return Ldexp(Fma(p, f, Broadcast(1.0f)), n);
+  p = Fma(r, p, C1::Look(index));
+  return Ldexp(Fma(r, p, C0::Look(index)), n, bits);
 }
 
 template <int kDegree>
@@ -197,7 +247,7 @@ struct OpsF32 {
   using Operand = float;
   using Raw = V;
   static constexpr int kPack = 1;
-  static constexpr int kExpDegree = 5;
+  static constexpr int kExpDegree = 3;
   static constexpr bool kRoundQ = false;
   static HWY_INLINE Raw Load(const std::byte* p) {
     return hn::LoadU(D(), reinterpret_cast<const float*>(p));
@@ -212,7 +262,7 @@ struct OpsF16 {
   using Operand = float;
   using Raw = V;
   static constexpr int kPack = 1;
-  static constexpr int kExpDegree = 5;
+  static constexpr int kExpDegree = 3;
   static constexpr bool kRoundQ = false;
   static HWY_INLINE Raw Load(const std::byte* p) {
     return LoadF16(reinterpret_cast<const uint16_t*>(p));
@@ -228,7 +278,7 @@ struct OpsBf16 {
   using Operand = uint32_t;  // two bf16, even in the low half
   using Raw = hn::Vec<DU>;
   static constexpr int kPack = 2;
-  static constexpr int kExpDegree = 4;
+  static constexpr int kExpDegree = 2;
   static constexpr bool kRoundQ = true;
   static HWY_INLINE Raw Load(const std::byte* p) {
     return hn::LoadU(DU(), reinterpret_cast<const uint32_t*>(p));
@@ -245,7 +295,7 @@ struct OpsBf16 {
                               reinterpret_cast<__m512bh>(pair.raw))};
   }
   // Two vectors of fp32 to 32 bf16 operands' halves, in order.
-  static HWY_INLINE void StorePairs(V lo, V hi, Operand* to) {
+  static HWY_INLINE void StorePairs(V lo, V hi, void* to) {
     const __m512bh packed = _mm512_cvtne2ps_pbh(hi.raw, lo.raw);
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(packed));
   }
@@ -262,7 +312,7 @@ struct OpsBf16 {
     V odd;
   };
   static constexpr int kPack = 2;
-  static constexpr int kExpDegree = 4;
+  static constexpr int kExpDegree = 2;
   static constexpr bool kRoundQ = true;
   static HWY_INLINE Raw Load(const std::byte* p) {
     const auto pair = hn::LoadU(DU(), reinterpret_cast<const uint32_t*>(p));

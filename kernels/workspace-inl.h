@@ -6,7 +6,7 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-constexpr int kChunkGroups = 8;
+constexpr int kChunkGroups = 64;
 constexpr int kChunkRows = kChunkGroups * kMaxRows;
 
 // How `rows` are cut into register groups of 1 to kMaxRows, as even as can be.
@@ -42,8 +42,8 @@ struct Workspace {
   float* lanes;      // [kChunkRows][kLanes]
   RowState* rows;    // [kChunkRows]
   RowPlace* places;  // [rows]
-  float* scores;     // [kMaxRows][kKeyTile]
-  Operand* p;        // [kMaxRows][kPairSteps]
+  float* scores;     // [2][kMaxRows][kKeyTile]
+  Operand* p;        // [kMaxRows][kRunSteps]
   float* floats;     // [head_size]
 
   // Carves from `base`, or only counts where that is null; returns the bytes.
@@ -64,8 +64,8 @@ struct Workspace {
     take(acc, kChunkRows * width);
     take(lanes, size_t{kChunkRows} * kLanes);
     take(rows, kChunkRows);
-    take(scores, size_t{kMaxRows} * kKeyTile);
-    take(p, size_t{kMaxRows} * kPairSteps<Ops>);
+    take(scores, size_t{2} * kMaxRows * kKeyTile);
+    take(p, size_t{kMaxRows} * kRunSteps<Ops>);
     take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
     take(states, n);
     take(places, n);
@@ -92,19 +92,21 @@ HWY_INLINE void PlaceRows(const AttendArgs& args, const Workspace<Ops>& ws) {
   }
 }
 
-// Addresses of the 16-token groups of the pair at `begin` that hold keys of
-// [low, high); the others repeat a neighbour, so that their table entries are
-// never read and a fetch of them is harmless.
+// Addresses of the 16-token groups of the run at `begin` that hold keys of
+// [low, high), whole tiles; groups without one repeat a neighbour, so that
+// their table entries are never read and a fetch of them is harmless.
 template <class Ops>
-HWY_INLINE PairPages FindPages(const AttendArgs& args, const KvPages& kv,
-                               int64_t begin, int64_t low, int64_t high) {
+HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
+                          int64_t begin, int64_t low, int64_t high,
+                          RunPages& pages) {
   constexpr int64_t kElem = sizeof(typename Ops::Cache);
   const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
   const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
   const int64_t first = low / kGroupTokens * kGroupTokens;
   const int64_t last = (high - 1) / kGroupTokens * kGroupTokens;
-  PairPages pages;
-  for (int g = 0; g < kPair * kGroups; ++g) {
+  const int64_t keys = HWY_MIN(high - begin, int64_t{kRunKeys});
+  pages.count = static_cast<int>((keys + kKeyTile - 1) / kKeyTile) * kGroups;
+  for (int g = 0; g < pages.count; ++g) {
     const int64_t token =
         HWY_MIN(HWY_MAX(begin + g * kGroupTokens, first), last);
     const int64_t block = kv.block_table[token >> kv.block_size_log2];
@@ -113,7 +115,6 @@ HWY_INLINE PairPages FindPages(const AttendArgs& args, const KvPages& kv,
     pages.k[g] = kv.k + base + within * Ops::kPack * kElem;
     pages.v[g] = kv.v + base + within * dv * kElem;
   }
-  return pages;
 }
 
 template <class Ops>

@@ -1,0 +1,404 @@
+// One register group of rows over a run of key tiles: scores, softmax, values.
+//
+// Interior tiles take no masks. At the edges of what a row sees its P.V stops
+// where the row does, half a step where a pair is cut.
+//
+// Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+// --- dispatch on the register tile -------------------------------------------
+
+template <class Ops, FetchMode kFetch>
+struct Micro {
+  using Operand = typename Ops::Operand;
+  using Score = void (*)(const Operand*, const std::byte* const*, size_t,
+                         size_t, float*, Prefetch&);
+  using Value = void (*)(const Operand*, const std::byte* const*, size_t,
+                         size_t, int, int, float*, size_t, Prefetch&);
+  template <int R>
+  static Score ScoreFor(int vecs) {
+    if constexpr (kMaxVecs == 4) {
+      if (vecs == 4) return &ScoreTile<Ops, R, 4, kFetch>;
+      if (vecs == 3) return &ScoreTile<Ops, R, 3, kFetch>;
+    }
+    return vecs == 2 ? &ScoreTile<Ops, R, 2, kFetch>
+                     : &ScoreTile<Ops, R, 1, kFetch>;
+  }
+  template <int R>
+  static Value ValueFor(int vecs) {
+    if constexpr (kMaxVecs == 4) {
+      if (vecs == 4) return &ValueTile<Ops, R, 4, kFetch>;
+      if (vecs == 3) return &ValueTile<Ops, R, 3, kFetch>;
+    }
+    return vecs == 2 ? &ValueTile<Ops, R, 2, kFetch>
+                     : &ValueTile<Ops, R, 1, kFetch>;
+  }
+};
+
+// Scores of R rows for the vectors of keys that hold [begin, end) of the tile
+// whose groups stand at `groups`.
+template <class Ops, int R, FetchMode kFetch>
+HWY_INLINE void Scores(const typename Ops::Operand* q,
+                       const std::byte* const* groups, size_t stride,
+                       size_t steps, int begin, int end, float* scores,
+                       Prefetch& fetch) {
+  constexpr int kVecBytes =
+      static_cast<int>(kN) * Ops::kPack * int{sizeof(typename Ops::Cache)};
+  constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
+  const int vecs = (end + static_cast<int>(kN) - 1) / static_cast<int>(kN);
+  for (int v = begin / static_cast<int>(kN); v < vecs; v += kMaxVecs) {
+    const int width = HWY_MIN(kMaxVecs, vecs - v);
+    const std::byte* k[kMaxVecs];
+    for (int i = 0; i < width; ++i) {
+      k[i] = groups[(v + i) / kGroupVecs] + (v + i) % kGroupVecs * kVecBytes;
+    }
+    const auto score = Micro<Ops, kFetch>::template ScoreFor<R>(width);
+    score(q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
+  }
+}
+
+// acc += p v of R rows, lane steps [begin, end) of the groups, all dims.
+template <class Ops, int R, FetchMode kFetch>
+HWY_INLINE void Values(const typename Ops::Operand* p,
+                       const std::byte* const* groups, int begin, int end,
+                       float* acc, int acc_floats, Prefetch& fetch) {
+  constexpr size_t kElem = sizeof(typename Ops::Cache);
+  const auto stride = static_cast<size_t>(acc_floats) * Ops::kPack * kElem;
+  const int vecs = acc_floats / static_cast<int>(kN);
+  const int passes = (vecs + kMaxVecs - 1) / kMaxVecs;
+  for (int i = 0; i < passes; ++i) {
+    const int first = vecs * i / passes;
+    const int width = vecs * (i + 1) / passes - first;
+    const auto value = Micro<Ops, kFetch>::template ValueFor<R>(width);
+    value(p, groups, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
+          stride, begin, end, acc + first * static_cast<int>(kN),
+          static_cast<size_t>(acc_floats), fetch);
+  }
+}
+
+// What the groups of a chunk share while they pass a run of key tiles.
+template <class Ops>
+struct RunContext {
+  const AttendArgs* args;
+  const Workspace<Ops>* ws;
+  const RunPages* pages;
+  int64_t begin;  // first key of the run
+  int tiles;      // 1 to kRun: nobody sees the later ones
+  size_t key_stride;
+  Prefetch score_fetch;  // while a group's scores
+  Prefetch value_fetch;  // and its values are computed
+};
+
+// Keys [begin, end) of a tile that one row sees; empty where end == begin.
+struct Span {
+  int begin;
+  int end;
+};
+
+HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
+  const int64_t end = HWY_MIN(place.high - tile_begin, int64_t{kKeyTile});
+  const int64_t begin = HWY_MAX(place.low - tile_begin, int64_t{0});
+  if (begin >= end) return {0, 0};
+  return {static_cast<int>(begin), static_cast<int>(end)};
+}
+
+// A row's own values outside what its group does together: whole steps
+// [begin, end), and the half steps at the ends of its span.
+template <class Ops>
+HWY_INLINE void OwnValues(const std::byte* const* groups,
+                          const typename Ops::Operand* p, int begin, int end,
+                          bool odd_before, bool even_after, float* acc,
+                          int acc_floats) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;
+  const size_t stride = static_cast<size_t>(acc_floats) * Ops::kPack *
+                        sizeof(typename Ops::Cache);
+  const auto lane = [&](int step) HWY_ATTR {
+    return groups[step / kSteps] + static_cast<size_t>(step % kSteps) * stride;
+  };
+  const int vecs = acc_floats / static_cast<int>(kN);
+  if constexpr (Ops::kPack == 2) {
+    if (odd_before) {
+      ValueHalfStep<Ops, false>(p + begin - 1, lane(begin - 1), vecs, acc);
+    }
+  }
+  if (begin < end) {
+    Prefetch none;
+    Values<Ops, 1, kNoFetch>(p, groups, begin, end, acc, acc_floats, none);
+  }
+  if constexpr (Ops::kPack == 2) {
+    if (even_after) ValueHalfStep<Ops, true>(p + end, lane(end), vecs, acc);
+  }
+}
+
+// acc += p v of R rows with spans that may differ, over one tile: what all see
+// goes through the register tile, the ends row by row. Each row keeps its token
+// order.
+template <class Ops, int R>
+HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
+                               const Span* spans,
+                               const typename Ops::Operand* p, float* acc,
+                               int acc_floats) {
+  constexpr int kPack = Ops::kPack;
+  int common_begin = 0;
+  int common_end = kTileSteps<Ops>;
+  for (int r = 0; r < R; ++r) {
+    common_begin = HWY_MAX(common_begin, (spans[r].begin + kPack - 1) / kPack);
+    common_end = HWY_MIN(common_end, spans[r].end / kPack);
+  }
+  const bool common = common_begin < common_end;
+  for (int r = 0; r < R; ++r) {
+    const int whole_begin = (spans[r].begin + kPack - 1) / kPack;
+    const int whole_end = spans[r].end / kPack;
+    OwnValues<Ops>(
+        groups, p + r * kRunSteps<Ops>, whole_begin,
+        common ? common_begin : whole_end, spans[r].begin % kPack != 0,
+        !common && spans[r].end % kPack != 0, acc + r * acc_floats, acc_floats);
+  }
+  if (!common) return;
+  Prefetch none;
+  Values<Ops, R, kNoFetch>(p, groups, common_begin, common_end, acc, acc_floats,
+                           none);
+  for (int r = 0; r < R; ++r) {
+    OwnValues<Ops>(groups, p + r * kRunSteps<Ops>, common_end,
+                   spans[r].end / kPack, false, spans[r].end % kPack != 0,
+                   acc + r * acc_floats, acc_floats);
+  }
+}
+
+// One register group of R rows over a run of key tiles: scores tile by tile,
+// each tile's weights while the next one's scores are computed, then the values
+// of all of them.
+template <class Ops, int R, FetchMode kFetch>
+class GroupPass {
+ public:
+  // `row` is the group's first row in the threadgroup, `local` in the chunk.
+  HWY_INLINE GroupPass(RunContext<Ops>& run, int row, int local)
+      : run_(run),
+        ws_(*run.ws),
+        args_(*run.args),
+        local_(local),
+        q_(ws_.q + static_cast<size_t>(row) * static_cast<size_t>(ws_.steps)),
+        place_(ws_.places + row),
+        acc_(ws_.acc + local * ws_.acc_floats),
+        modified_(args_.softcap != 0 || args_.alibi_slopes != nullptr) {}
+
+  HWY_INLINE void Run() {
+    // Ends never fall with the row: the first and the last bound them all.
+    const int64_t first = place_[R - 1].low - run_.begin;
+    const int64_t last = place_[0].high - run_.begin;
+    const bool same_end = place_[R - 1].high == place_[0].high;
+    for (int tile = 0; tile < run_.tiles; ++tile) {
+      const int64_t begin = int64_t{tile} * kKeyTile;
+      if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
+        WholeTile(tile);
+      } else if (first <= begin && same_end) {
+        if (begin < last) LastTile(tile, static_cast<int>(last - begin));
+        break;
+      } else {
+        RaggedTile(tile);
+      }
+    }
+    Soften();
+    AddValues(steps_);
+  }
+
+ private:
+  static constexpr int kPack = Ops::kPack;
+
+  // A tile that every row sees all of.
+  HWY_INLINE void WholeTile(int tile) {
+    bool steady = false;
+    if constexpr (kTileVecs == kMaxVecs) {
+      if (HWY_LIKELY(!modified_)) {
+        steady = softening_ < 0 ? Steady(tile, NoSide())
+                                : Steady(tile, SoftenOf(softening_));
+      } else {
+        Soften();
+        ScoresOf(tile, 0, kKeyTile);
+      }
+    } else {
+      Soften();
+      ScoresOf(tile, 0, kKeyTile);
+    }
+    softening_ = -1;
+    if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
+      softening_ = tile;
+      steps_ = (tile + 1) * kTileSteps<Ops>;
+      return;
+    }
+    Span spans[R];
+    for (Span& span : spans) span = {0, kKeyTile};
+    AddRagged(tile, spans);
+  }
+
+  template <class Side>
+  HWY_INLINE bool Steady(int tile, const Side& side) {
+    return SteadyTile<Ops, R, kFetch>(
+        q_, run_.pages->k + tile * kGroups, run_.key_stride,
+        static_cast<size_t>(ws_.steps), side, ws_.rows + local_, ScoresAt(tile),
+        run_.score_fetch);
+  }
+
+  // The last tile of rows that all end at its token `end`, but a whole one.
+  HWY_NOINLINE void LastTile(int tile, int end) {
+    Soften();
+    ScoresOf(tile, 0, end);
+    for (int r = 0; r < R; ++r) {
+      MaskScores(0, end, ScoresAt(tile) + r * kKeyTile);
+    }
+    if (HWY_UNLIKELY(!MoveMaxima(tile))) {
+      Span spans[R];
+      for (Span& span : spans) span = {0, end};
+      AddRagged(tile, spans);
+      return;
+    }
+    const auto soften = SoftenOf(tile);
+    const int halves = (end + kKeyTile / 2 - 1) / (kKeyTile / 2);
+    for (int r = 0; r < R; ++r) soften.Row(r, halves);
+    const int whole = tile * kTileSteps<Ops> + end / kPack;
+    AddValues(whole);
+    steps_ = whole;
+    if constexpr (kPack == 2) {
+      if (end % kPack == 0) return;
+      for (int r = 0; r < R; ++r) {
+        ValueHalfStep<Ops, true>(
+            ws_.p + r * kRunSteps<Ops> + whole, ValueLane(whole),
+            ws_.acc_floats / static_cast<int>(kN), acc_ + r * ws_.acc_floats);
+      }
+    }
+  }
+
+  // A tile that some row sees nothing or a part of.
+  HWY_NOINLINE void RaggedTile(int tile) {
+    Soften();
+    Span spans[R];
+    int begin = kKeyTile;
+    int end = 0;
+    for (int r = 0; r < R; ++r) {
+      spans[r] = RowSpan(place_[r], run_.begin + tile * kKeyTile);
+      if (spans[r].end == 0) continue;
+      begin = HWY_MIN(begin, spans[r].begin);
+      end = HWY_MAX(end, spans[r].end);
+    }
+    if (end != 0) {
+      ScoresOf(tile, begin, end);
+      for (int r = 0; r < R; ++r) {
+        MaskScores(spans[r].begin, spans[r].end, ScoresAt(tile) + r * kKeyTile);
+      }
+      MoveMaxima(tile);
+    }
+    AddRagged(tile, spans);
+  }
+
+  HWY_INLINE void ScoresOf(int tile, int begin, int end) {
+    Scores<Ops, R, kFetch>(q_, run_.pages->k + tile * kGroups, run_.key_stride,
+                           static_cast<size_t>(ws_.steps), begin, end,
+                           ScoresAt(tile), run_.score_fetch);
+    if (HWY_LIKELY(!modified_)) return;
+    for (int r = 0; r < R; ++r) {
+      ModifyScores(args_, place_[r].head,
+                   args_.mask.first_position + place_[r].token,
+                   run_.begin + tile * kKeyTile, ScoresAt(tile) + r * kKeyTile);
+    }
+  }
+
+  // Moves the rows' reference maxima where they must; false where a row has
+  // seen no score above -inf yet.
+  HWY_NOINLINE bool MoveMaxima(int tile) {
+    // A rescale must find the values of the tiles before already added.
+    const auto before = [&]() HWY_ATTR { AddValues(tile * kTileSteps<Ops>); };
+    bool all = true;
+    for (int r = 0; r < R; ++r) {
+      all &= MoveMaximum<Ops>(
+          ScoresAt(tile) + r * kKeyTile, Scale(), ws_.rows[local_ + r],
+          ws_.lanes + (local_ + r) * kLanes, acc_ + r * ws_.acc_floats,
+          ws_.acc_floats, before);
+    }
+    return all;
+  }
+
+  // Weights and values of a tile whose rows see different parts of it.
+  HWY_NOINLINE void AddRagged(int tile, Span* spans) {
+    const auto soften = SoftenOf(tile);
+    for (int r = 0; r < R; ++r) {
+      if (ws_.rows[local_ + r].max == kMinusInf) spans[r] = {0, 0};
+      if (spans[r].end != 0) soften.Row(r, 2);
+    }
+    AddValues(tile * kTileSteps<Ops>);
+    RaggedValues<Ops, R>(run_.pages->v + tile * kGroups, spans,
+                         ws_.p + tile * kTileSteps<Ops>, acc_, ws_.acc_floats);
+    added_ = steps_ = (tile + 1) * kTileSteps<Ops>;
+  }
+
+  // The weights of the tile that waits for them, if one does.
+  HWY_INLINE void Soften() {
+    if (softening_ < 0) return;
+    const auto soften = SoftenOf(softening_);
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, 2);
+    softening_ = -1;
+  }
+
+  HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
+    return {ScoresAt(tile), Scale(), ws_.rows + local_,
+            ws_.lanes + local_ * kLanes, ws_.p + tile * kTileSteps<Ops>};
+  }
+
+  // Adds the values of steps [added_, end), which have weights.
+  HWY_INLINE void AddValues(int end) {
+    if (added_ >= end) return;
+    Values<Ops, R, kFetch>(ws_.p, run_.pages->v, added_, end, acc_,
+                           ws_.acc_floats, run_.value_fetch);
+    added_ = end;
+  }
+
+  HWY_INLINE const std::byte* ValueLane(int step) const {
+    constexpr int kSteps = kGroupTokens / kPack;
+    const size_t stride = static_cast<size_t>(ws_.acc_floats) * kPack *
+                          sizeof(typename Ops::Cache);
+    return run_.pages->v[step / kSteps] +
+           static_cast<size_t>(step % kSteps) * stride;
+  }
+
+  // Of this tile and the one before.
+  HWY_INLINE float* ScoresAt(int tile) const {
+    return ws_.scores + tile % 2 * kMaxRows * kKeyTile;
+  }
+  HWY_INLINE float Scale() const { return modified_ ? 1.0f : args_.scale_log2; }
+
+  RunContext<Ops>& run_;
+  const Workspace<Ops>& ws_;
+  const AttendArgs& args_;
+  int local_;
+  const typename Ops::Operand* q_;
+  const RowPlace* place_;
+  float* acc_;
+  bool modified_;
+  int softening_ = -1;  // the tile whose scores wait to become weights
+  int steps_ = 0;       // of values that have weights, or will
+  int added_ = 0;       // of values
+};
+
+template <class Ops, int R, FetchMode kFetch>
+HWY_NOINLINE void PassRows(RunContext<Ops>& run, int row, int local) {
+  GroupPass<Ops, R, kFetch>(run, row, local).Run();
+}
+
+template <class Ops, FetchMode kFetch>
+HWY_INLINE void PassRows(RunContext<Ops>& run, int rows, int row, int local) {
+  switch (rows) {
+    case 1:
+      return PassRows<Ops, 1, kFetch>(run, row, local);
+    case 2:
+      return PassRows<Ops, 2, kFetch>(run, row, local);
+    case 3:
+      return PassRows<Ops, 3, kFetch>(run, row, local);
+    default:
+      return PassRows<Ops, 4, kFetch>(run, row, local);
+  }
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane

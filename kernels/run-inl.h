@@ -1,0 +1,38 @@
+// Runs of key tiles: how a row's keys are cut, and where they stand.
+//
+// A key tile is kKeyTile tokens at an absolute position; it is seen as four
+// groups of 16 tokens, since 16 divides every block size: each group has its
+// own address, found once through the block table. Neighbouring tiles make a
+// run: their values are added in one go, so that accumulators are loaded and
+// stored once a run (a 512-bit store costs Zen 4 nearly two multiply-adds).
+//
+// Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+constexpr int kGroupTokens = 16;
+constexpr int kGroups = kKeyTile / kGroupTokens;
+constexpr int kRun = 8;  // tiles
+constexpr int kRunKeys = kRun * kKeyTile;
+constexpr int kRunGroups = kRun * kGroups;
+constexpr int kMaxRows = 4;  // of a register tile
+static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
+
+// Where the 16-token groups of a run of key tiles stand, `count` of them. Those
+// before the first visible token repeat it and are never read.
+struct RunPages {
+  int count = 0;
+  const std::byte* k[kRunGroups];
+  const std::byte* v[kRunGroups];
+};
+
+// Steps of P.V in a key tile, and in a run of them.
+template <class Ops>
+constexpr int kTileSteps = kKeyTile / Ops::kPack;
+template <class Ops>
+constexpr int kRunSteps = kRun* kTileSteps<Ops>;
+
+}  // namespace VARLANE_NS
+}  // namespace varlane

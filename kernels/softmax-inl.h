@@ -1,0 +1,171 @@
+// The online softmax of one row: its reference maximum, its weights, its sum.
+//
+// Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+// A row's weights rescale only when a tile's maximum exceeds the reference
+// maximum by more than this (log2 units): sums stay below 2^8 x tokens.
+constexpr float kRescaleHeadroom = 8.0f;
+
+// One row's running state.
+struct RowState {
+  float threshold;  // raw score above which the row rescales; NaN = any
+  float max;        // reference maximum x scale_log2; -inf before any key
+};
+
+HWY_INLINE void ResetRow(RowState& state, float* HWY_RESTRICT lanes,
+                         float* HWY_RESTRICT acc, int acc_floats) {
+  state = {std::numeric_limits<float>::quiet_NaN(), kMinusInf};
+  constexpr int kStep = static_cast<int>(kN);
+  for (int i = 0; i < kLanes; i += kStep) StoreF(Zero(), lanes + i);
+  for (int i = 0; i < acc_floats; i += kStep) StoreF(Zero(), acc + i);
+}
+
+// Moves the reference maximum to this tile's: rare after the first tile, where
+// there is nothing to rescale.
+template <class Ops>
+HWY_NOINLINE void Rescale(float tile_max, float scale_log2, RowState& state,
+                          float* HWY_RESTRICT lanes, float* HWY_RESTRICT acc,
+                          int acc_floats) {
+  const float new_max = tile_max * scale_log2;
+  const V alpha = Exp2<Ops::kExpDegree>(Broadcast(state.max - new_max));
+  for (int i = 0; i < kLanes; i += static_cast<int>(kN)) {
+    StoreF(hn::Mul(LoadF(lanes + i), alpha), lanes + i);
+  }
+  for (int i = 0; i < acc_floats; i += static_cast<int>(kN)) {
+    StoreF(hn::Mul(LoadF(acc + i), alpha), acc + i);
+  }
+}
+
+// Sets scores outside [begin, end) of a tile to -inf. What stands there may be
+// anything.
+HWY_INLINE void MaskScores(int begin, int end, float* HWY_RESTRICT scores) {
+  const V minus_inf = Broadcast(kMinusInf);
+  constexpr int kStep = static_cast<int>(kN);
+  for (int at = 0; at < kKeyTile; at += kStep) {
+    const int first = HWY_MIN(HWY_MAX(begin - at, 0), kStep);
+    const int last = HWY_MIN(HWY_MAX(end - at, 0), kStep);
+    if (first == 0 && last == kStep) continue;
+    const auto before = hn::FirstN(D(), static_cast<size_t>(first));
+    const auto seen =
+        hn::AndNot(before, hn::FirstN(D(), static_cast<size_t>(last)));
+    StoreF(hn::IfThenElse(seen, LoadF(scores + at), minus_inf), scores + at);
+  }
+}
+
+// Moves a row's reference maximum where the tile's scores demand it, calling
+// `before_rescale` before acc is rescaled. Returns false when every score so
+// far is -inf: there is nothing to add then.
+template <class Ops, class BeforeRescale>
+HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
+                            RowState& state, float* HWY_RESTRICT lanes,
+                            float* HWY_RESTRICT acc, int acc_floats,
+                            const BeforeRescale& before_rescale) {
+  V s[kTileVecs];
+  HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
+    s[v] = LoadF(scores + v * static_cast<int>(kN));
+  }
+  V high = s[0];
+  HWY_UNROLL(16) for (int v = 1; v < kTileVecs; ++v) {
+    high = hn::Max(high, s[v]);
+  }
+  // A NaN that Max dropped still shows: its own weight is NaN.
+  if (hn::AllTrue(D(), hn::Le(high, Broadcast(state.threshold)))) return true;
+  auto nan = hn::IsNaN(s[0]);
+  HWY_UNROLL(16) for (int v = 1; v < kTileVecs; ++v) {
+    nan = hn::Or(nan, hn::IsNaN(s[v]));
+  }
+  const float tile_max = hn::AllFalse(D(), nan)
+                             ? hn::GetLane(hn::MaxOfLanes(D(), high))
+                             : std::numeric_limits<float>::quiet_NaN();
+  if (tile_max == kMinusInf) return false;  // only before the first finite
+  if (state.max != kMinusInf) {
+    before_rescale();
+    Rescale<Ops>(tile_max, scale_log2, state, lanes, acc, acc_floats);
+  }
+  state.max = tile_max * scale_log2;
+  state.threshold = tile_max + kRescaleHeadroom / scale_log2;
+  return true;
+}
+
+// Turns scores of rows and one tile into weights p = 2^(s x scale - max) and
+// adds them to the rows' lane sums, half a row at a time. The lanes of a sum
+// are token mod 16 whatever the vector width.
+template <class Ops, int R>
+struct SoftenRows {
+  static constexpr int kRows = R;
+  static constexpr int kLaneVecs = kLanes / static_cast<int>(kN);
+  static constexpr int kHalfVecs = kTileVecs / 2;
+  struct Sums {
+    V v[kLaneVecs];
+  };
+
+  const float* HWY_RESTRICT scores;  // [R][kKeyTile]
+  float scale_log2;
+  const RowState* HWY_RESTRICT rows;
+  float* HWY_RESTRICT lanes;              // [R][kLanes]
+  typename Ops::Operand* HWY_RESTRICT p;  // [R] rows kRunSteps apart
+
+  // Half a row: the first and the second one of row 0, of row 1, ...
+  HWY_INLINE void Half(int index, Sums& sums) const {
+    constexpr int kStep = static_cast<int>(kN);
+    const int r = index / 2;
+    const int half = index % 2;
+    float* row_lanes = lanes + r * kLanes;
+    if (half == 0) {
+      HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
+        sums.v[i] = LoadF(row_lanes + i * kStep);
+      }
+    }
+    Weigh(r, half, sums);
+    if (half == 1) Store(sums, row_lanes);
+  }
+
+  // All of a row, or its first half where nobody sees the second.
+  HWY_INLINE void Row(int r, int halves) const {
+    Sums sums;
+    Half(2 * r, sums);
+    if (halves == 2) {
+      Half(2 * r + 1, sums);
+    } else {
+      Store(sums, lanes + r * kLanes);
+    }
+  }
+
+ private:
+  HWY_INLINE void Weigh(int r, int half, Sums& sums) const {
+    constexpr int kStep = static_cast<int>(kN);
+    const float* from = scores + r * kKeyTile + half * (kKeyTile / 2);
+    const V scale = Broadcast(scale_log2);
+    const V minus_max = Broadcast(-rows[r].max);
+    V s[kHalfVecs];
+    HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
+      s[v] =
+          Exp2<Ops::kExpDegree>(Fma(LoadF(from + v * kStep), scale, minus_max));
+      sums.v[v % kLaneVecs] = hn::Add(sums.v[v % kLaneVecs], s[v]);
+    }
+    auto* to = p + r * kRunSteps<Ops> + half * (kTileSteps<Ops> / 2);
+#if VARLANE_NATIVE_BF16
+    if constexpr (Ops::kPack == 2) {
+      Ops::StorePairs(s[0], s[1], to);
+      return;
+    }
+#endif
+    auto* floats = reinterpret_cast<float*>(to);
+    HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
+      StoreF(RoundOperand<Ops>(s[v]), floats + v * kStep);
+    }
+  }
+
+  static HWY_INLINE void Store(const Sums& sums, float* row_lanes) {
+    HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
+      StoreF(sums.v[i], row_lanes + i * static_cast<int>(kN));
+    }
+  }
+};
+
+}  // namespace VARLANE_NS
+}  // namespace varlane
