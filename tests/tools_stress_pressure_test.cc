@@ -38,6 +38,9 @@ class LimitScheduleTest : public ::testing::TestWithParam<bool> {
     pool_ = *std::move(pool);
   }
 
+  KvPool* pool() { return pool_.get(); }
+
+ private:
   std::unique_ptr<Runtime> runtime_;
   std::unique_ptr<KvPool> pool_;
 };
@@ -48,12 +51,12 @@ INSTANTIATE_TEST_SUITE_P(Heads, LimitScheduleTest, ::testing::Bool(),
 
 TEST_P(LimitScheduleTest, SizesAreSmallByTurnsAndHoldTheLeast) {
   constexpr int64_t kLeast = kBlocks / 4;
-  LimitSchedule schedule(pool_.get(), 1, kLeast, 7);
+  LimitSchedule schedule(pool(), 1, kLeast, 7);
   for (int i = 0; i < 20; ++i) {
     VARLANE_ASSERT_OK(schedule.BetweenSteps());
-    EXPECT_GE(pool_->capacity_blocks(), kLeast);
+    EXPECT_GE(pool()->capacity_blocks(), kLeast);
     if (i % 2 == 1) {
-      EXPECT_EQ(pool_->capacity_blocks(), kBlocks);
+      EXPECT_EQ(pool()->capacity_blocks(), kBlocks);
     }
   }
   EXPECT_GE(schedule.counts().shrinks, 5);
@@ -63,11 +66,11 @@ TEST_P(LimitScheduleTest, SizesAreSmallByTurnsAndHoldTheLeast) {
 
 // A block more than the least is all: there is one size to choose from.
 TEST_P(LimitScheduleTest, ALimitHasRoomForOneMoreSlabWhereverBlocksAre) {
-  LimitSchedule schedule(pool_.get(), 1, kBlocks - 1, 7);
+  LimitSchedule schedule(pool(), 1, kBlocks - 1, 7);
   VARLANE_ASSERT_OK(schedule.BetweenSteps());
-  const KvPoolStats stats = pool_->stats();
+  const KvPoolStats stats = pool()->stats();
   // A slab of sharded heads is on both nodes.
-  EXPECT_EQ(stats.limit_bytes, (kBlocks - 1) * pool_->layout().block_bytes() +
+  EXPECT_EQ(stats.limit_bytes, (kBlocks - 1) * pool()->layout().block_bytes() +
                                    (GetParam() ? 1 : 2) * stats.slab_bytes);
 }
 
