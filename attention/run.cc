@@ -267,14 +267,14 @@ AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
     args.alibi_slopes = tensors_.alibi_slopes + q_head;
   }
   args.scratch = tg.scratch().data();
-  AimNext(tg.index() + 1, &args);
+  AimNext(tg.next(), &args);
   return args;
 }
 
-// Workers claim neighbouring threadgroups: while they finish this one, they
-// fetch the first keys of the next.
+// While a worker finishes this threadgroup, it fetches the first keys of its
+// next one.
 void PlanRun::AimNext(int64_t index, AttendArgs* args) const {
-  if (index >= plan_->grid_size) return;
+  if (index == Threadgroup::kUnknown) return;
   WorkerCounters uncounted;
   Assignment next;
   if (!Assign(*plan_, index, uncounted, &next)) return;

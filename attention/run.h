@@ -36,7 +36,9 @@ class PlanRun {
   // not `complete` has no report; with `fill_nan` its output becomes NaN.
   void End(bool complete, bool fill_nan, LaunchReport* report) noexcept;
 
-  Grid grid() const noexcept { return {plan_->grid_size, plan_->node_begin}; }
+  Grid grid() const noexcept {
+    return {plan_->grid_size, plan_->node_begin, true};
+  }
   size_t scratch_bytes() const noexcept;  // per worker
   // Where a launch adds what each worker spent; for the report.
   std::span<double> worker_seconds() const noexcept {

@@ -39,6 +39,10 @@ struct Drainer {
   // A helper's: LaunchBoard::most_urgent. Null for callers, who stay.
   const std::atomic<int>* most_urgent = nullptr;
 
+  // Whether so much is left that a claim ahead takes from nobody.
+  bool MayClaimAhead(const SharedRange& range) const noexcept {
+    return grid->claims_ahead() && range.left() >= 2 * int64_t{sharers};
+  }
   // Whether somebody with a higher priority wants this worker.
   bool IsWantedElsewhere() const noexcept {
     return most_urgent != nullptr &&
@@ -136,17 +140,21 @@ class ClaimTimer<TracedBody<Body>> {
   int64_t before_;
 };
 
-// Runs one claim; false once the launch is cancelled.
+// Runs one claim, after which the worker runs `ahead`; false once the launch is
+// cancelled.
 template <typename Body>
-bool RunClaim(const Drainer& drainer, IndexRange claim,
+bool RunClaim(const Drainer& drainer, IndexRange claim, IndexRange ahead,
               const Body& body) noexcept {
+  const int64_t after =
+      ahead.begin == ahead.end ? Threadgroup::kUnknown : ahead.begin;
   LaunchState* const state = drainer.state;
   int64_t index = claim.begin;
   try {
     for (; index < claim.end; ++index) {
       if (state->IsCancelled()) return false;
       body(Threadgroup(index, drainer.worker, drainer.node, drainer.scratch,
-                       &IsLaunchCancelled, state));
+                       &IsLaunchCancelled, state,
+                       index + 1 < claim.end ? index + 1 : after));
     }
     return true;
   } catch (const std::exception& error) {
@@ -164,15 +172,25 @@ bool DrainRange(const Drainer& drainer, SharedRange* range,
                 const Body& body) noexcept {
   int64_t grain = 1;
   ClaimTimer<Body> timer(body);
+  IndexRange ahead;
   while (true) {
     if constexpr (kSteals) {
       if (!range->IsWorthStealing()) return true;
     }
-    const IndexRange claim = range->Claim(grain, drainer.sharers);
+    const IndexRange claim =
+        ahead.begin != ahead.end ? ahead : range->Claim(grain, drainer.sharers);
     if (claim.begin == claim.end) return true;
+    ahead = {};
+    if (!kSteals && drainer.MayClaimAhead(*range)) {
+      ahead = range->Claim(grain, drainer.sharers);
+    }
     timer.CheckDeadline(drainer.state);
-    if (!RunClaim(drainer, claim, body)) return false;
-    if (drainer.IsWantedElsewhere()) return false;
+    if (!RunClaim(drainer, claim, ahead, body)) return false;
+    if (drainer.IsWantedElsewhere()) {
+      // What is claimed nobody else can run.
+      if (ahead.begin != ahead.end) (void)RunClaim(drainer, ahead, {}, body);
+      return false;
+    }
     grain = timer.WasCheap() ? std::min(grain * 2, kMaxGrain) : 1;
   }
 }

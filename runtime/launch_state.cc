@@ -31,6 +31,7 @@ IndexRange SharedRange::Claim(int64_t grain, int participants) noexcept {
 }
 
 void SharedGrid::Reset(const Grid& grid) noexcept {
+  claims_ahead_ = grid.claims_ahead;
   if (grid.node_begin.empty()) {
     num_ranges_ = 1;
     ranges_[0].Reset(0, grid.num_threadgroups);

@@ -80,6 +80,7 @@ class SharedGrid {
   // Requires: `grid` is valid for a runtime of as many nodes.
   void Reset(const Grid& grid) noexcept;
   int num_ranges() const noexcept { return num_ranges_; }
+  bool claims_ahead() const noexcept { return claims_ahead_; }
   bool HasUnclaimed() const noexcept {
     for (int i = 0; i < num_ranges_; ++i) {
       if (ranges_[static_cast<size_t>(i)].left() > 0) return true;
@@ -92,6 +93,7 @@ class SharedGrid {
 
  private:
   int num_ranges_ = 0;
+  bool claims_ahead_ = false;
   std::unique_ptr<SharedRange[]> ranges_;  // [nodes]
 };
 

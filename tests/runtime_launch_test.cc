@@ -46,6 +46,34 @@ TEST(LaunchTest, EveryIndexRunsOnceAtEverySizeAndThreadCount) {
   }
 }
 
+TEST(LaunchTest, WorkersThatClaimAheadKnowWhatTheyRunNext) {
+  for (const int threads : kThreadCounts) {
+    const std::unique_ptr<Runtime> runtime = MakeRuntime(threads);
+    ASSERT_NE(runtime, nullptr);
+    for (const int64_t n : {1, 2, 5, 16, 333, 5000}) {
+      Counts counts(n);
+      std::vector<int64_t> told(static_cast<size_t>(threads),
+                                Threadgroup::kUnknown);
+      std::atomic<int64_t> known = 0;
+      VARLANE_ASSERT_OK(runtime->Launch(
+          {.num_threadgroups = n, .claims_ahead = true},
+          [&](const Threadgroup& group) {
+            counts.Add(group.index());
+            int64_t& next = told[static_cast<size_t>(group.worker())];
+            if (next != Threadgroup::kUnknown) {
+              EXPECT_EQ(group.index(), next);
+            }
+            next = group.next();
+            if (next != Threadgroup::kUnknown) known.fetch_add(1);
+          }));
+      EXPECT_EQ(counts.FirstWrong(), -1);
+      for (const int64_t next : told) EXPECT_EQ(next, Threadgroup::kUnknown);
+      // Only where fewer than two for each are left.
+      EXPECT_GE(known, n - 3 * threads) << threads << " threads";
+    }
+  }
+}
+
 TEST(LaunchTest, ManySmallLaunchesInARowAllRun) {
   const std::unique_ptr<Runtime> runtime = MakeRuntime(4);
   ASSERT_NE(runtime, nullptr);

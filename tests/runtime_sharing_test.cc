@@ -79,15 +79,18 @@ int GatherAll(Runtime* runtime, Background* background, int priority) {
 
 TEST(PriorityTest, WorkersLeaveALaunchForAMoreUrgentOne) {
   const std::unique_ptr<Runtime> runtime = MakeRuntime(3);
-  Background background;
-  std::thread prefill([&] {
-    VARLANE_EXPECT_OK(runtime->Launch(
-        {Background::kMost}, [&](const Threadgroup&) { background.Body(); }));
-  });
-  while (!background.IsUnderWay()) std::this_thread::yield();
-  EXPECT_EQ(GatherAll(runtime.get(), &background, 1), 3);
-  prefill.join();
-  EXPECT_TRUE(background.RanToItsEnd()) << "they must come back";
+  for (const bool claims_ahead : {false, true}) {
+    Background background;
+    std::thread prefill([&] {
+      VARLANE_EXPECT_OK(runtime->Launch(
+          {.num_threadgroups = Background::kMost, .claims_ahead = claims_ahead},
+          [&](const Threadgroup&) { background.Body(); }));
+    });
+    while (!background.IsUnderWay()) std::this_thread::yield();
+    EXPECT_EQ(GatherAll(runtime.get(), &background, 1), 3);
+    prefill.join();
+    EXPECT_TRUE(background.RanToItsEnd()) << "they must come back";
+  }
 }
 
 // Those of the node whose range it is, too.

@@ -135,14 +135,21 @@ struct VARLANE_EXPORT Topology {
 struct Grid {
   int64_t num_threadgroups = 0;
   std::span<const int64_t> node_begin = {};  // [nodes + 1] or empty
+  // Workers claim what they run next before they run a threadgroup, while there
+  // is enough for all, so that it can fetch the next one's data.
+  bool claims_ahead = false;
 };
 
 // What a threadgroup's body sees. Valid during the call.
 class Threadgroup {
  public:
+  static constexpr int64_t kUnknown = -1;
+
   Threadgroup(int64_t index, int worker, int node, std::span<std::byte> scratch,
-              bool (*is_cancelled)(const void*), const void* launch) noexcept
+              bool (*is_cancelled)(const void*), const void* launch,
+              int64_t next = kUnknown) noexcept
       : index_(index),
+        next_(next),
         worker_(worker),
         node_(node),
         scratch_(scratch),
@@ -150,6 +157,9 @@ class Threadgroup {
         launch_(launch) {}
 
   int64_t index() const noexcept { return index_; }  // [0, num_threadgroups)
+  // The index that this worker runs after this one, unless the launch is
+  // cancelled; kUnknown where that is open still.
+  int64_t next() const noexcept { return next_; }
   // [0, Runtime::num_workers()); no two concurrent bodies of one launch share
   // it, so per-worker accumulators indexed by it need no atomics.
   int worker() const noexcept { return worker_; }
@@ -169,6 +179,7 @@ class Threadgroup {
 
  private:
   int64_t index_;
+  int64_t next_;
   int worker_;
   int node_;
   std::span<std::byte> scratch_;
