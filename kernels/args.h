@@ -20,8 +20,8 @@ namespace varlane {
 // Keys per softmax step, at absolute positions: a register tile of 4 rows by
 // 64 scores fills 16 AVX-512 accumulators.
 inline constexpr int kKeyTile = 64;
-// Keys per partial state. 1024 keys of bf16 K and V at head size 128 are
-// 512 KiB: half of a 1 MiB L2, so a query block re-reads them from L2.
+// Keys per partial state: enough that merging costs a long prefill 1-3%, few
+// enough that one long sequence has work for every core.
 inline constexpr int kPartition = 1024;
 // Lanes of the running sum and of a padded V row; no vector is wider.
 inline constexpr int kLanes = 16;

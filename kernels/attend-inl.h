@@ -1,15 +1,15 @@
 // Attention of one threadgroup: its rows against one sequence's context.
 //
-// Loop nest, from the outside: partition (its K/V stay in L2), chunk of 32 rows
-// (whose accumulators stay in L1), run of key tiles, register group of up to 4
-// rows:
+// Loop nest, from the outside: partition, chunk of 256 rows, run of key tiles
+// (whose K/V stay in L2), register group of up to 4 rows, key tile:
 //
-//   scores = q k^T   (ScoreTile)  ->  p = softmax (SoftmaxRow)  ->  acc += p v
+//   scores = q k^T (SteadyTile) -> p = softmax (SoftenRows) -> acc += p v
 //
-// Memory traffic of one (chunk, tile) at head size 128, bf16: 32 KiB of K/V
-// from L2 for 8 groups x 1024 VDPBF16PS cycles: 4 bytes a cycle, an eighth of
-// what L2 gives. Interior tiles take no masks; a row at its limit stops its P.V
-// there.
+// and the values once a run (ValueTile). At head size 128 in bf16, a tile's 4
+// rows take 4096 bytes of K or V every 256 VDPBF16PS: 16 bytes a cycle of Zen
+// 4, of the 32 that L2 gives. Interior tiles take no masks; a row at its limit
+// stops its P.V there.
+//
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
 
@@ -22,7 +22,7 @@ namespace VARLANE_NS {
 template <class Ops>
 HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
                           const RowGroups& groups, int begin, int end, int g) {
-  constexpr int kFewGroups = 3;  // more rows than lines to fetch
+  constexpr int kFewGroups = 3;  // too few to fetch a run by a line a step
   constexpr int kFetching = 8;
   const int row = groups.begin(g);
   const int rows = groups.begin(g + 1) - row;

@@ -38,9 +38,9 @@ struct Workspace {
   Operand* q;        // [rows][steps]
   float* running;    // [rows][acc_floats] merged over partitions
   State* states;     // [rows]
-  float* acc;        // [kChunkRows][acc_floats]
-  float* lanes;      // [kChunkRows][kLanes]
-  RowState* rows;    // [kChunkRows]
+  float* acc;        // [chunk][acc_floats]
+  float* lanes;      // [chunk][kLanes]
+  RowState* rows;    // [chunk] of at most kChunkRows
   RowPlace* places;  // [rows]
   float* scores;     // [2][kMaxRows][kKeyTile]
   Operand* p;        // [kMaxRows][kRunSteps]
@@ -59,11 +59,12 @@ struct Workspace {
     };
     const auto n = static_cast<size_t>(num_rows);
     const auto width = static_cast<size_t>(acc_floats);
+    const auto chunk = static_cast<size_t>(HWY_MIN(num_rows, kChunkRows));
     // Packing stores whole vectors, which may overhang the last row.
     take(q, n * static_cast<size_t>(steps) + 2 * kLanes);
-    take(acc, kChunkRows * width);
-    take(lanes, size_t{kChunkRows} * kLanes);
-    take(rows, kChunkRows);
+    take(acc, chunk * width);
+    take(lanes, chunk * kLanes);
+    take(rows, chunk);
     take(scores, size_t{2} * kMaxRows * kKeyTile);
     take(p, size_t{kMaxRows} * kRunSteps<Ops>);
     take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
