@@ -122,6 +122,23 @@ TEST_P(EdgeTest, ScoresThatFallOrRiseTileByTileMatch) {
   }
 }
 
+// So far that weights of the first maximum would be infinite.
+TEST_P(EdgeTest, ScoresThatRiseForOneHeadOfAGroupMatch) {
+  for (int rising = 0; rising < 4; ++rising) {
+    const Fill q = [&](int, int, int head, int) {
+      return head == rising ? 1.0 : 0.0;
+    };
+    const Fill k = [&](int, int pos, int, int d) {
+      return d == 0 ? 20.0 * double(pos / 64) : 0.0;
+    };
+    CaseSpec spec = Spec({{1, 1000}});
+    spec.q_heads = 4;
+    spec.kv_heads = 1;
+    spec.scale = 0.5;
+    CheckAllTargets(AttentionCase(spec, q, k));
+  }
+}
+
 TEST_P(EdgeTest, HugeScoresMatch) {
   const Fill ones = [](int, int, int, int) { return 1.0; };
   const Fill k = [](int s, int pos, int, int d) {
@@ -163,6 +180,28 @@ TEST_P(EdgeTest, AVisibleNaNIsNeverHidden) {
           << engine.attention->simd_target() << " at " << place;
       // The other KV head saw no NaN.
       EXPECT_TRUE(std::isfinite(output.out[2 * 32]));
+    }
+  }
+}
+
+// ... and leaves the other dims of the row alone.
+TEST_P(EdgeTest, AnInfiniteValueStaysInfinite) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const Fill zero = [](int, int, int, int) { return 0.0; };
+  const Fill v = [&](int, int pos, int, int d) {
+    return pos != 5 ? 1.0 : d == 3 ? inf : d == 20 ? -inf : 1.0;
+  };
+  for (const DType out_dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    CaseSpec spec = Spec({{2, 40}});
+    spec.out_dtype = out_dtype;
+    const AttentionCase c(spec, zero, zero, v);
+    for (const Engine& engine : EnginesOfAllTargets()) {
+      SCOPED_TRACE(engine.attention->simd_target());
+      const Output output = c.Run(*engine.attention);
+      for (size_t i = 0; i < output.out.size(); ++i) {
+        const size_t d = i % 32;
+        ASSERT_EQ(output.out[i], d == 3 ? inf : d == 20 ? -inf : 1.0) << i;
+      }
     }
   }
 }
