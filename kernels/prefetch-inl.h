@@ -14,8 +14,7 @@ namespace VARLANE_NS {
 //   kFetchNear  two lines a step of one piece or of each of two: few rows,
 //               whose next keys or values are needed soon
 //   kFetchFar   a line a step: many rows share a run, and the next one is
-//   spread
-//               over some of them
+//               spread over some of them
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
 
 // Pieces of memory to fetch, each `lines` lines `stride` bytes apart. Past the

@@ -3,6 +3,7 @@
 // Both are one loop of the same shape: a vector of the cache (tokens resp. dims
 // in its lanes) times a broadcast operand (q resp. p) into R x NV register
 // accumulators. Nothing is ever summed across lanes.
+//
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
 
