@@ -88,7 +88,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
     run.tiles = static_cast<int>(
         (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
     for (int g = group_begin; g < group_end; ++g) {
-      if (t == begin) FetchRows(args, ws, groups.begin(g), groups.begin(g + 1));
+      if (t == begin) FetchOut(args, ws, groups.begin(g), groups.begin(g + 1));
       PassGroup(run, next->count != 0 ? next : nullptr, groups, group_begin,
                 group_end, g);
     }

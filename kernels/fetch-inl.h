@@ -1,4 +1,4 @@
-// What to fetch ahead: the next run, what rows will write, later rows' q.
+// What to fetch ahead: the next run, and where rows will write.
 //
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
@@ -51,32 +51,20 @@ HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
   FetchValues(run, next.v + begin, next.v + end, false, run.value_fetch);
 }
 
-// Fetches what a group's rows will write, and the q rows one chunk later, while
-// there is arithmetic to hide it: a large batch's q and out come from DRAM.
+// Fetches where rows will write, while there is arithmetic to hide it.
 template <class Ops>
-HWY_INLINE void FetchRows(const AttendArgs& args, const Workspace<Ops>& ws,
-                          int row_begin, int row_end) {
-  const int rows = args.num_tokens * args.group;
+HWY_INLINE void FetchOut(const AttendArgs& args, const Workspace<Ops>& ws,
+                         int row_begin, int row_end) {
+  if (args.partials != nullptr) return;
+  const size_t bytes =
+      static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
   for (int row = row_begin; row < row_end; ++row) {
-    if (args.partials == nullptr) {
-      const RowPlace& place = ws.places[row];
-      const auto* out = static_cast<const std::byte*>(
-          RowAt(static_cast<const void*>(args.out), args.out_dtype,
-                place.token * args.out_token_stride +
-                    place.head * args.out_head_stride));
-      const size_t bytes =
-          static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
-      for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(out + i, 1, 3);
-    }
-    if (row + kChunkRows < rows) {
-      const RowPlace& place = ws.places[row + kChunkRows];
-      const auto* q = static_cast<const std::byte*>(RowAt(
-          args.q, args.q_dtype,
-          place.token * args.q_token_stride + place.head * args.q_head_stride));
-      const size_t bytes =
-          static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
-      for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(q + i, 0, 3);
-    }
+    const RowPlace& place = ws.places[row];
+    const auto* out = static_cast<const std::byte*>(
+        RowAt(args.out, args.out_dtype,
+              place.token * args.out_token_stride +
+                  place.head * args.out_head_stride));
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(out + i, 1, 3);
   }
 }
 

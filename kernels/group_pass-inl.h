@@ -9,34 +9,17 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// --- dispatch on the register tile -------------------------------------------
-
-template <class Ops, FetchMode kFetch>
-struct Micro {
-  using Operand = typename Ops::Operand;
-  using Score = void (*)(const Operand*, const std::byte* const*, size_t,
-                         size_t, float*, Prefetch&);
-  using Value = void (*)(const Operand*, const std::byte* const*, size_t,
-                         size_t, int, int, float*, size_t, Prefetch&);
-  template <int R>
-  static Score ScoreFor(int vecs) {
-    if constexpr (kMaxVecs == 4) {
-      if (vecs == 4) return &ScoreTile<Ops, R, 4, kFetch>;
-      if (vecs == 3) return &ScoreTile<Ops, R, 3, kFetch>;
-    }
-    return vecs == 2 ? &ScoreTile<Ops, R, 2, kFetch>
-                     : &ScoreTile<Ops, R, 1, kFetch>;
+// Calls tile(integral_constant<int, width>): the width of a register tile as a
+// constant. `width` in [1, kMaxVecs].
+template <class Tile>
+HWY_INLINE void OfWidth(int width, const Tile& tile) {
+  if constexpr (kMaxVecs == 4) {
+    if (width == 4) return tile(std::integral_constant<int, 4>());
+    if (width == 3) return tile(std::integral_constant<int, 3>());
   }
-  template <int R>
-  static Value ValueFor(int vecs) {
-    if constexpr (kMaxVecs == 4) {
-      if (vecs == 4) return &ValueTile<Ops, R, 4, kFetch>;
-      if (vecs == 3) return &ValueTile<Ops, R, 3, kFetch>;
-    }
-    return vecs == 2 ? &ValueTile<Ops, R, 2, kFetch>
-                     : &ValueTile<Ops, R, 1, kFetch>;
-  }
-};
+  if (width == 2) return tile(std::integral_constant<int, 2>());
+  tile(std::integral_constant<int, 1>());
+}
 
 // Scores of R rows for the vectors of keys that hold [begin, end) of the tile
 // whose groups stand at `groups`.
@@ -55,8 +38,10 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
     for (int i = 0; i < width; ++i) {
       k[i] = groups[(v + i) / kGroupVecs] + (v + i) % kGroupVecs * kVecBytes;
     }
-    const auto score = Micro<Ops, kFetch>::template ScoreFor<R>(width);
-    score(q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
+    OfWidth(width, [&](auto vectors) HWY_ATTR {
+      ScoreTile<Ops, R, decltype(vectors)::value, kFetch>(
+          q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
+    });
   }
 }
 
@@ -72,10 +57,12 @@ HWY_INLINE void Values(const typename Ops::Operand* p,
   for (int i = 0; i < passes; ++i) {
     const int first = vecs * i / passes;
     const int width = vecs * (i + 1) / passes - first;
-    const auto value = Micro<Ops, kFetch>::template ValueFor<R>(width);
-    value(p, groups, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
+    OfWidth(width, [&](auto vectors) HWY_ATTR {
+      ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
+          p, groups, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
           stride, begin, end, acc + first * static_cast<int>(kN),
           static_cast<size_t>(acc_floats), fetch);
+    });
   }
 }
 
@@ -105,6 +92,20 @@ HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
 
+// acc += p v of one row and the even or the odd token of a step.
+template <class Ops, bool kEven>
+HWY_INLINE void HalfStep(const std::byte* const* groups,
+                         const typename Ops::Operand* p, int step, float* acc,
+                         int acc_floats) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;
+  const size_t stride = static_cast<size_t>(acc_floats) * Ops::kPack *
+                        sizeof(typename Ops::Cache);
+  const std::byte* lane =
+      groups[step / kSteps] + static_cast<size_t>(step % kSteps) * stride;
+  ValueHalfStep<Ops, kEven>(p + step, lane, acc_floats / static_cast<int>(kN),
+                            acc);
+}
+
 // A row's own values outside what its group does together: whole steps
 // [begin, end), and the half steps at the ends of its span.
 template <class Ops>
@@ -112,24 +113,15 @@ HWY_INLINE void OwnValues(const std::byte* const* groups,
                           const typename Ops::Operand* p, int begin, int end,
                           bool odd_before, bool even_after, float* acc,
                           int acc_floats) {
-  constexpr int kSteps = kGroupTokens / Ops::kPack;
-  const size_t stride = static_cast<size_t>(acc_floats) * Ops::kPack *
-                        sizeof(typename Ops::Cache);
-  const auto lane = [&](int step) HWY_ATTR {
-    return groups[step / kSteps] + static_cast<size_t>(step % kSteps) * stride;
-  };
-  const int vecs = acc_floats / static_cast<int>(kN);
   if constexpr (Ops::kPack == 2) {
-    if (odd_before) {
-      ValueHalfStep<Ops, false>(p + begin - 1, lane(begin - 1), vecs, acc);
-    }
+    if (odd_before) HalfStep<Ops, false>(groups, p, begin - 1, acc, acc_floats);
   }
   if (begin < end) {
     Prefetch none;
     Values<Ops, 1, kNoFetch>(p, groups, begin, end, acc, acc_floats, none);
   }
   if constexpr (Ops::kPack == 2) {
-    if (even_after) ValueHalfStep<Ops, true>(p + end, lane(end), vecs, acc);
+    if (even_after) HalfStep<Ops, true>(groups, p, end, acc, acc_floats);
   }
 }
 
@@ -210,19 +202,7 @@ class GroupPass {
 
   // A tile that every row sees all of.
   HWY_INLINE void WholeTile(int tile) {
-    bool steady = false;
-    if constexpr (kTileVecs == kMaxVecs) {
-      if (HWY_LIKELY(!modified_)) {
-        steady = softening_ < 0 ? Steady(tile, NoSide())
-                                : Steady(tile, SoftenOf(softening_));
-      } else {
-        Soften();
-        ScoresOf(tile, 0, kKeyTile);
-      }
-    } else {
-      Soften();
-      ScoresOf(tile, 0, kKeyTile);
-    }
+    const bool steady = ScoresOfWhole(tile);
     softening_ = -1;
     if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
       softening_ = tile;
@@ -234,11 +214,25 @@ class GroupPass {
     AddRagged(tile, spans);
   }
 
+  // Scores of all of a tile and, beside them or before, the weights that wait.
+  // True where no row's maximum moves.
+  HWY_INLINE bool ScoresOfWhole(int tile) {
+    if constexpr (kTileVecs == kMaxVecs) {
+      if (HWY_LIKELY(!modified_)) {
+        return softening_ < 0 ? Steady(tile, NoSide())
+                              : Steady(tile, SoftenOf(softening_));
+      }
+    }
+    Soften();
+    ScoresOf(tile, 0, kKeyTile);
+    return false;
+  }
+
   template <class Side>
   HWY_INLINE bool Steady(int tile, const Side& side) {
     return SteadyTile<Ops, R, kFetch>(
         q_, run_.pages->k + tile * kGroups, run_.key_stride,
-        static_cast<size_t>(ws_.steps), side, ws_.rows + local_, ScoresAt(tile),
+        static_cast<size_t>(ws_.steps), side, ws_.rows + local_, ws_.scores,
         run_.score_fetch);
   }
 
@@ -247,7 +241,7 @@ class GroupPass {
     Soften();
     ScoresOf(tile, 0, end);
     for (int r = 0; r < R; ++r) {
-      MaskScores(0, end, ScoresAt(tile) + r * kKeyTile);
+      MaskScores(0, end, ws_.scores + r * kKeyTile);
     }
     if (HWY_UNLIKELY(!MoveMaxima(tile))) {
       Span spans[R];
@@ -264,9 +258,8 @@ class GroupPass {
     if constexpr (kPack == 2) {
       if (end % kPack == 0) return;
       for (int r = 0; r < R; ++r) {
-        ValueHalfStep<Ops, true>(
-            ws_.p + r * kRunSteps<Ops> + whole, ValueLane(whole),
-            ws_.acc_floats / static_cast<int>(kN), acc_ + r * ws_.acc_floats);
+        HalfStep<Ops, true>(run_.pages->v, ws_.p + r * kRunSteps<Ops>, whole,
+                            acc_ + r * ws_.acc_floats, ws_.acc_floats);
       }
     }
   }
@@ -286,7 +279,7 @@ class GroupPass {
     if (end != 0) {
       ScoresOf(tile, begin, end);
       for (int r = 0; r < R; ++r) {
-        MaskScores(spans[r].begin, spans[r].end, ScoresAt(tile) + r * kKeyTile);
+        MaskScores(spans[r].begin, spans[r].end, ws_.scores + r * kKeyTile);
       }
       MoveMaxima(tile);
     }
@@ -296,12 +289,12 @@ class GroupPass {
   HWY_INLINE void ScoresOf(int tile, int begin, int end) {
     Scores<Ops, R, kFetch>(q_, run_.pages->k + tile * kGroups, run_.key_stride,
                            static_cast<size_t>(ws_.steps), begin, end,
-                           ScoresAt(tile), run_.score_fetch);
+                           ws_.scores, run_.score_fetch);
     if (HWY_LIKELY(!modified_)) return;
     for (int r = 0; r < R; ++r) {
       ModifyScores(args_, place_[r].head,
                    args_.mask.first_position + place_[r].token,
-                   run_.begin + tile * kKeyTile, ScoresAt(tile) + r * kKeyTile);
+                   run_.begin + tile * kKeyTile, ws_.scores + r * kKeyTile);
     }
   }
 
@@ -313,7 +306,7 @@ class GroupPass {
     bool all = true;
     for (int r = 0; r < R; ++r) {
       all &= MoveMaximum<Ops>(
-          ScoresAt(tile) + r * kKeyTile, Scale(), ws_.rows[local_ + r],
+          ws_.scores + r * kKeyTile, Scale(), ws_.rows[local_ + r],
           ws_.lanes + (local_ + r) * kLanes, acc_ + r * ws_.acc_floats,
           ws_.acc_floats, before);
     }
@@ -342,8 +335,8 @@ class GroupPass {
   }
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
-    return {ScoresAt(tile), Scale(), ws_.rows + local_,
-            ws_.lanes + local_ * kLanes, ws_.p + tile * kTileSteps<Ops>};
+    return {ws_.scores, Scale(), ws_.rows + local_, ws_.lanes + local_ * kLanes,
+            ws_.p + tile * kTileSteps<Ops>};
   }
 
   // Adds the values of steps [added_, end), which have weights.
@@ -354,18 +347,6 @@ class GroupPass {
     added_ = end;
   }
 
-  HWY_INLINE const std::byte* ValueLane(int step) const {
-    constexpr int kSteps = kGroupTokens / kPack;
-    const size_t stride = static_cast<size_t>(ws_.acc_floats) * kPack *
-                          sizeof(typename Ops::Cache);
-    return run_.pages->v[step / kSteps] +
-           static_cast<size_t>(step % kSteps) * stride;
-  }
-
-  // Of this tile and the one before.
-  HWY_INLINE float* ScoresAt(int tile) const {
-    return ws_.scores + tile % 2 * kMaxRows * kKeyTile;
-  }
   HWY_INLINE float Scale() const { return modified_ ? 1.0f : args_.scale_log2; }
 
   RunContext<Ops>& run_;

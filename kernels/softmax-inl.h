@@ -24,14 +24,12 @@ HWY_INLINE void ResetRow(RowState& state, float* HWY_RESTRICT lanes,
   for (int i = 0; i < acc_floats; i += kStep) StoreF(Zero(), acc + i);
 }
 
-// Moves the reference maximum to this tile's: rare after the first tile, where
-// there is nothing to rescale.
+// Scales what a row has summed up by 2^exponent: rare after the first tile,
+// where there is nothing to rescale.
 template <class Ops>
-HWY_NOINLINE void Rescale(float tile_max, float scale_log2, RowState& state,
-                          float* HWY_RESTRICT lanes, float* HWY_RESTRICT acc,
-                          int acc_floats) {
-  const float new_max = tile_max * scale_log2;
-  const V alpha = Exp2<Ops::kExpDegree>(Broadcast(state.max - new_max));
+HWY_NOINLINE void Rescale(float exponent, float* HWY_RESTRICT lanes,
+                          float* HWY_RESTRICT acc, int acc_floats) {
+  const V alpha = Exp2<Ops::kExpDegree>(Broadcast(exponent));
   for (int i = 0; i < kLanes; i += static_cast<int>(kN)) {
     StoreF(hn::Mul(LoadF(lanes + i), alpha), lanes + i);
   }
@@ -82,11 +80,12 @@ HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
                              ? hn::GetLane(hn::MaxOfLanes(D(), high))
                              : std::numeric_limits<float>::quiet_NaN();
   if (tile_max == kMinusInf) return false;  // only before the first finite
+  const float new_max = tile_max * scale_log2;
   if (state.max != kMinusInf) {
     before_rescale();
-    Rescale<Ops>(tile_max, scale_log2, state, lanes, acc, acc_floats);
+    Rescale<Ops>(state.max - new_max, lanes, acc, acc_floats);
   }
-  state.max = tile_max * scale_log2;
+  state.max = new_max;
   state.threshold = tile_max + kRescaleHeadroom / scale_log2;
   return true;
 }
@@ -103,7 +102,7 @@ struct SoftenRows {
     V v[kLaneVecs];
   };
 
-  const float* HWY_RESTRICT scores;  // [R][kKeyTile]
+  const float* scores;  // [R][kKeyTile]
   float scale_log2;
   const RowState* HWY_RESTRICT rows;
   float* HWY_RESTRICT lanes;              // [R][kLanes]

@@ -75,7 +75,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
 }
 
 template <int R, int NV>
-HWY_INLINE void StoreTile(const V (&acc)[R][NV], float* HWY_RESTRICT scores) {
+HWY_INLINE void StoreTile(const V (&acc)[R][NV], float* scores) {
   HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
       StoreF(acc[r][v], scores + r * kKeyTile + v * static_cast<int>(kN));
@@ -100,8 +100,8 @@ template <class Ops, int R, FetchMode kFetch, class Side>
 HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
                              const std::byte* const* HWY_RESTRICT k,
                              size_t stride, size_t steps, const Side& side,
-                             const RowState* HWY_RESTRICT rows,
-                             float* HWY_RESTRICT scores, Prefetch& fetch) {
+                             const RowState* HWY_RESTRICT rows, float* scores,
+                             Prefetch& fetch) {
   V acc[R][kTileVecs];
   const Side own = side;
   MultiplyKeys<Ops, R, kTileVecs, kFetch>(q, k, stride, steps, own, acc, fetch);

@@ -72,29 +72,27 @@ struct Exp2Coefficients<3> {
                                    0.05551714055209237};
 };
 
-// A coefficient times 2^(j/8), j = 0 .. 7, each twice so that the low three or
-// four bits of an index find it.
+// 2^(j/8), j = 0 .. 7.
+constexpr double kEighths[] = {1.0,
+                               1.0905077326652577,
+                               1.1892071150027210,
+                               1.2968395546510096,
+                               1.4142135623730951,
+                               1.5422108254079408,
+                               1.6817928305074290,
+                               1.8340080864093424};
+
+// A coefficient times 2^(j/8), each twice so that the low three or four bits of
+// an index find it.
 template <int kDegree, int kPower>
 struct Exp2Table {
-  static constexpr float At(double eighth) {
-    return static_cast<float>(Exp2Coefficients<kDegree>::kOf[kPower] * eighth);
+  static constexpr float At(int j) {
+    return static_cast<float>(Exp2Coefficients<kDegree>::kOf[kPower] *
+                              kEighths[j % 8]);
   }
-  alignas(64) static constexpr float kValues[16] = {At(1.0),
-                                                    At(1.0905077326652577),
-                                                    At(1.1892071150027210),
-                                                    At(1.2968395546510096),
-                                                    At(1.4142135623730951),
-                                                    At(1.5422108254079408),
-                                                    At(1.6817928305074290),
-                                                    At(1.8340080864093424),
-                                                    At(1.0),
-                                                    At(1.0905077326652577),
-                                                    At(1.1892071150027210),
-                                                    At(1.2968395546510096),
-                                                    At(1.4142135623730951),
-                                                    At(1.5422108254079408),
-                                                    At(1.6817928305074290),
-                                                    At(1.8340080864093424)};
+  alignas(64) static constexpr float kValues[16] = {
+      At(0), At(1), At(2),  At(3),  At(4),  At(5),  At(6),  At(7),
+      At(8), At(9), At(10), At(11), At(12), At(13), At(14), At(15)};
 
   // `index` in [0, 8).
   static HWY_INLINE V Look(hn::Vec<DI> index) {

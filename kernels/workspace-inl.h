@@ -42,7 +42,7 @@ struct Workspace {
   float* lanes;      // [chunk][kLanes]
   RowState* rows;    // [chunk] of at most kChunkRows
   RowPlace* places;  // [rows]
-  float* scores;     // [2][kMaxRows][kKeyTile]
+  float* scores;     // [kMaxRows][kKeyTile]
   Operand* p;        // [kMaxRows][kRunSteps]
   float* floats;     // [head_size]
 
@@ -65,7 +65,7 @@ struct Workspace {
     take(acc, chunk * width);
     take(lanes, chunk * kLanes);
     take(rows, chunk);
-    take(scores, size_t{2} * kMaxRows * kKeyTile);
+    take(scores, size_t{kMaxRows} * kKeyTile);
     take(p, size_t{kMaxRows} * kRunSteps<Ops>);
     take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
     take(states, n);
