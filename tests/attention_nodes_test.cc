@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/engines.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_ops.h"
@@ -23,16 +24,8 @@ namespace {
 class NodesTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    RuntimeOptions options;
-    options.num_threads = 2;
-    options.topology = "numa:2 core:1 pu:1";
-    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-    VARLANE_ASSERT_OK(runtime);
-    runtime_ = *std::move(runtime);
-    Result<std::unique_ptr<Attention>> attention =
-        Attention::Create(runtime_.get());
-    VARLANE_ASSERT_OK(attention);
-    attention_ = *std::move(attention);
+    engine_ = testing::MakeNodes(2);
+    ASSERT_NE(engine_.attention, nullptr);
     Result<std::unique_ptr<KvPool>> pool =
         KvPool::Create({.layout = {.dtype = DType::kF32,
                                    .num_layers = 4,
@@ -43,7 +36,7 @@ class NodesTest : public ::testing::Test {
                         .num_blocks = 80,
                         .max_blocks = 128,
                         .check_limits = false},
-                       runtime_.get());
+                       engine_.runtime.get());
     VARLANE_ASSERT_OK(pool);
     pool_ = *std::move(pool);
     ASSERT_EQ(pool_->view().node_stride, 64);
@@ -57,36 +50,36 @@ class NodesTest : public ::testing::Test {
     AttentionShape shape;
     shape.num_q_heads = 2;
     AttentionPlan plan;
-    return attention_->Plan({cu_seqlens_q, seq_lens, table, 2}, shape,
-                            pool_->view(), {}, &plan);
+    return engine_.attention->Plan({cu_seqlens_q, seq_lens, table, 2}, shape,
+                                   pool_->view(), {}, &plan);
   }
   Status Write(int64_t slot) {
     const std::vector<float> rows(size_t{2} * 2 * 64);
     const std::vector<int64_t> slots = {5, slot};
-    return attention_->WriteKv(pool_->view(), 0, {rows.data(), DType::kF32},
-                               {rows.data(), DType::kF32}, slots);
+    return engine_.attention->WriteKv(pool_->view(), 0,
+                                      {rows.data(), DType::kF32},
+                                      {rows.data(), DType::kF32}, slots);
   }
   Status Copy(int64_t from, int64_t to) {
     const std::vector<BlockCopy> copies = {{from, to}};
-    return CopyBlocks(runtime_.get(), pool_->view(), copies);
+    return CopyBlocks(engine_.runtime.get(), pool_->view(), copies);
   }
   Status Gather(int32_t block) {
     const std::vector<int32_t> table = {3, block};
     std::vector<float> rows(size_t{20} * 2 * 64);
-    return GatherKv(runtime_.get(), pool_->view(), {table, 0, 0, 20},
+    return GatherKv(engine_.runtime.get(), pool_->view(), {table, 0, 0, 20},
                     {rows.data(), DType::kF32}, {});
   }
   Status Probe(int32_t block) {
     const std::vector<int32_t> seq_lens = {20};
     const std::vector<int32_t> cu_seqlens_q = {0, 1};
     const std::vector<int32_t> table = {3, block};
-    return ReadProbe::Create(runtime_.get(), pool_->view(), 0,
+    return ReadProbe::Create(engine_.runtime.get(), pool_->view(), 0,
                              {cu_seqlens_q, seq_lens, table, 2})
         .status();
   }
 
-  std::unique_ptr<Runtime> runtime_;
-  std::unique_ptr<Attention> attention_;
+  testing::Engine engine_;
   std::unique_ptr<KvPool> pool_;
 };
 
@@ -146,7 +139,7 @@ TEST_F(NodesTest, AViewSeesWhatItsPoolTakesAway) {
   EXPECT_FALSE(view.contains(39) || view.contains(103));
   EXPECT_TRUE(view.contains(29) && view.contains(93));
   const std::vector<BlockCopy> copies = {{39, 2}};
-  ExpectRefusal(CopyBlocks(runtime_.get(), view, copies),
+  ExpectRefusal(CopyBlocks(engine_.runtime.get(), view, copies),
                 "copies[0].from = 39, but node 0 of the pool ends at 30");
   ExpectRefusal(Plan(93 + 1),
                 "block_tables[0][1] = 94, but the pool has 94 "

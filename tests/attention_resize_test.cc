@@ -242,14 +242,9 @@ TEST_P(ResizeAttentionTest, OutputsHaveTheSameBitsWhateverMoves) {
 }
 
 TEST_P(ResizeAttentionTest, OutputsHaveTheSameBitsWhenBlocksChangeTheirNode) {
-  RuntimeOptions options;
-  options.num_threads = 2;
-  options.topology = "numa:2 core:1 pu:1";
-  const auto runtime = Runtime::Create(options);
-  VARLANE_ASSERT_OK(runtime);
-  const auto attention = Attention::Create(runtime->get());
-  VARLANE_ASSERT_OK(attention);
-  ExpectSameSteps(runtime->get(), **attention, 6, Resize);
+  const testing::Engine engine = testing::MakeNodes(2);
+  ASSERT_NE(engine.attention, nullptr);
+  ExpectSameSteps(engine.runtime.get(), *engine.attention, 6, Resize);
 }
 
 TEST_P(ResizeAttentionTest, APlanOlderThanAMoveIsRefusedAndMadeAnew) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/os_calls.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
 
@@ -34,17 +35,9 @@ constexpr int64_t kSlab = 32;  // blocks
 static_assert(int64_t{2} * 8 * 2 * 32 * 16 * 4 * kSlab == 2 * kMiB);
 
 Runtime* SharedRuntime(int num_nodes) {
-  const auto make = [](const char* topology) {
-    RuntimeOptions options;
-    options.num_threads = 2;
-    options.topology = topology;
-    return Runtime::Create(options);
-  };
-  static const auto one = make("");
-  static const auto two = make("numa:2 core:1 pu:1");
-  const auto& runtime = num_nodes == 1 ? one : two;
-  VARLANE_EXPECT_OK(runtime);
-  return runtime.ok() ? runtime->get() : nullptr;
+  static const auto one = testing::MakeRuntime(2);
+  static const auto two = testing::MakeRuntime(2, testing::NodesTopology(2));
+  return (num_nodes == 1 ? one : two).get();
 }
 
 std::unique_ptr<KvPool> MakePool(int64_t num_blocks,

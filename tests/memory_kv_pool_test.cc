@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/memory_budget.h"
 
@@ -29,13 +30,7 @@ constexpr KvLayout kLayout = {.dtype = DType::kF32,
                               .block_size = 16};
 
 Runtime* SharedRuntime() {
-  static const std::unique_ptr<Runtime> runtime = [] {
-    RuntimeOptions options;
-    options.num_threads = 2;
-    Result<std::unique_ptr<Runtime>> made = Runtime::Create(options);
-    EXPECT_TRUE(testing::IsOk(made));
-    return made.ok() ? *std::move(made) : nullptr;
-  }();
+  static const std::unique_ptr<Runtime> runtime = testing::MakeRuntime(2);
   return runtime.get();
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "tests/testing/tokens.h"
@@ -33,13 +34,8 @@ constexpr KvLayout kLayout = {.dtype = DType::kF32,
                               .block_size = kBlockSize};
 
 Runtime* SharedRuntime() {
-  static const Result<std::unique_ptr<Runtime>> runtime = [] {
-    RuntimeOptions options;
-    options.num_threads = 2;
-    return Runtime::Create(options);
-  }();
-  VARLANE_EXPECT_OK(runtime);
-  return runtime.ok() ? runtime->get() : nullptr;
+  static const std::unique_ptr<Runtime> runtime = testing::MakeRuntime(2);
+  return runtime.get();
 }
 
 std::unique_ptr<KvPool> MakePool(int64_t num_blocks, int64_t max_blocks = 0) {

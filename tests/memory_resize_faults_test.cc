@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "tests/testing/fault_injection.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
@@ -196,11 +197,8 @@ TEST_F(ResizeFaultsTest, EveryAllocationMayFail) {
 class ShardedResizeFaultsTest : public testing::FaultTest {
  protected:
   void SetUp() override {
-    RuntimeOptions options;
-    options.topology = "numa:2 core:1 pu:1";
-    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-    VARLANE_ASSERT_OK(runtime);
-    runtime_ = std::move(runtime).value();
+    runtime_ = testing::MakeRuntime(0, testing::NodesTopology(2));
+    ASSERT_NE(runtime_, nullptr);
     ASSERT_EQ(runtime_->num_nodes(), 2);
   }
 };

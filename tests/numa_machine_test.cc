@@ -21,6 +21,7 @@
 #include "memory/node_memory.h"
 #include "runtime/numa_memory.h"
 #include "tests/testing/numa_machine.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"
@@ -313,9 +314,8 @@ TEST_F(NumaMachineTest, L3ArenasUseTheMemoryOfTheirNodes) {
   if (topology().l3.empty()) GTEST_SKIP() << "this machine shows no L3";
   RuntimeOptions options;
   options.numa = NumaPolicy::kL3;
-  auto made = Runtime::Create(options);
-  VARLANE_ASSERT_OK(made);
-  Runtime* const by_l3 = made->get();
+  const auto by_l3 = MakeRuntime(options);
+  ASSERT_NE(by_l3, nullptr);
   EXPECT_GE(by_l3->num_nodes(), runtime()->num_nodes());
   if (const Layout* const layout = VirtualLayout(); layout != nullptr) {
     EXPECT_EQ(by_l3->num_nodes(), layout->num_l3_arenas);
@@ -333,7 +333,7 @@ TEST_F(NumaMachineTest, L3ArenasUseTheMemoryOfTheirNodes) {
         << "worker " << worker;
   }
   const auto pool =
-      MakePool(by_l3, {.layout = kNumaLayout, .num_blocks = 1000});
+      MakePool(by_l3.get(), {.layout = kNumaLayout, .num_blocks = 1000});
   ASSERT_NE(pool, nullptr);
   ASSERT_EQ(pool->num_nodes(), by_l3->num_nodes());
   for (int arena = 0; arena < by_l3->num_nodes(); ++arena) {
@@ -346,11 +346,11 @@ TEST_F(NumaMachineTest, L3ArenasUseTheMemoryOfTheirNodes) {
 }
 
 TEST_F(NumaMachineTest, OneArenaForAllNodesTakesWhatItGets) {
-  auto one = OneNodeRuntime(0);
-  VARLANE_ASSERT_OK(one);
-  EXPECT_EQ((*one)->num_nodes(), 1);
+  const auto one = OneNodeRuntime(0);
+  ASSERT_NE(one, nullptr);
+  EXPECT_EQ(one->num_nodes(), 1);
   const auto pool =
-      MakePool(one->get(), {.layout = kNumaLayout, .num_blocks = 500});
+      MakePool(one.get(), {.layout = kNumaLayout, .num_blocks = 500});
   ASSERT_NE(pool, nullptr);
   const KvPlacement placement = pool->MeasurePlacement();
   EXPECT_EQ(placement.local_bytes, pool->stats().committed_bytes);

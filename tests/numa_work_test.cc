@@ -168,11 +168,11 @@ TEST_F(NumaWorkTest, SequencesGetHomesInTurn) {
 }
 
 TEST_F(NumaWorkTest, BitsAreThoseOfOneNode) {
-  auto one = OneNodeRuntime(1);
-  VARLANE_ASSERT_OK(one);
+  const auto one = OneNodeRuntime(1);
+  ASSERT_NE(one, nullptr);
   LaunchReport report;
   const std::vector<float> expected =
-      Step(one->get(), 12, {-1}).Run({}, &report);
+      Step(one.get(), 12, {-1}).Run({}, &report);
   ASSERT_TRUE(CanShard());
   for (const bool shard_heads : {false, true}) {
     Step step(runtime(), 12, {-1}, shard_heads);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/graph.h"
 #include "varlane/log.h"
@@ -37,21 +38,14 @@ class RuntimeLogTest : public ::testing::Test {
     return std::exchange(lines_, {});
   }
 
-  static std::unique_ptr<Runtime> Make(const std::string& topology) {
-    RuntimeOptions options;
-    options.topology = topology;
-    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-    EXPECT_TRUE(testing::IsOk(runtime));
-    return *std::move(runtime);
-  }
-
  private:
   std::mutex mutex_;
   std::vector<std::string> lines_;  // guarded by mutex_
 };
 
 TEST_F(RuntimeLogTest, CreationTellsWarningsAndSizes) {
-  const std::unique_ptr<Runtime> runtime = Make("numa:2 core:3 pu:1");
+  const std::unique_ptr<Runtime> runtime =
+      testing::MakeRuntime(0, "numa:2 core:3 pu:1");
   const std::vector<std::string> lines = Take();
   ASSERT_EQ(lines.size(), runtime->topology().warnings.size() + 1);
   ASSERT_GE(lines.size(), 2u) << "a synthetic machine lacks something";
@@ -63,7 +57,8 @@ TEST_F(RuntimeLogTest, CreationTellsWarningsAndSizes) {
 }
 
 TEST_F(RuntimeLogTest, AFailedLaunchIsToldOnceWithItsName) {
-  const std::unique_ptr<Runtime> runtime = Make("numa:1 core:3 pu:1");
+  const std::unique_ptr<Runtime> runtime =
+      testing::MakeRuntime(0, "numa:1 core:3 pu:1");
   Take();
   LaunchOptions options;
   options.name = "gemm";
@@ -92,7 +87,8 @@ TEST_F(RuntimeLogTest, AFailedLaunchIsToldOnceWithItsName) {
 }
 
 TEST_F(RuntimeLogTest, AFailedGraphNamesItsNode) {
-  const std::unique_ptr<Runtime> runtime = Make("numa:1 core:3 pu:1");
+  const std::unique_ptr<Runtime> runtime =
+      testing::MakeRuntime(0, "numa:1 core:3 pu:1");
   LaunchGraph graph;
   VARLANE_ASSERT_OK(graph.AddHost("sample", [](void*) {
     return Status(StatusCode::kUnavailable, "no logits");

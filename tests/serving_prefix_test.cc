@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/testing/files.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "tests/testing/tokens.h"
@@ -38,17 +39,6 @@ constexpr KvLayout kLayout = {.dtype = DType::kF32,
                               .v_head_size = 8,
                               .block_size = kBlockSize};
 
-Runtime* SharedRuntime() {
-  static const Result<std::unique_ptr<Runtime>> runtime = [] {
-    RuntimeOptions options;
-    options.num_threads = 1;
-    options.pin = false;
-    return Runtime::Create(options);
-  }();
-  VARLANE_EXPECT_OK(runtime);
-  return runtime.ok() ? runtime->get() : nullptr;
-}
-
 // What the model says after a position.
 int32_t Sample(uint32_t value) { return static_cast<int32_t>(value >> 28); }
 
@@ -71,7 +61,7 @@ class Service {
                                 .prefix_cache = options.prefix_cache,
                                 .shuffle = true,
                                 .seed = 5},
-                               SharedRuntime());
+                               testing::OneWorker());
     VARLANE_EXPECT_OK(pool);
     pool_ = std::move(pool).value();
     if (options.swap_bytes > 0) {

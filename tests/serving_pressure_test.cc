@@ -21,6 +21,7 @@
 
 #include "tests/testing/files.h"
 #include "tests/testing/machine_fixture.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/serving_pressure.h"
 
@@ -40,17 +41,6 @@ constexpr KvLayout kLayout = {.dtype = DType::kF32,
                               .block_size = static_cast<int>(kBlockSize)};
 constexpr int64_t kSlab = 32;  // blocks
 
-Runtime* SharedRuntime() {
-  static const auto runtime = [] {
-    RuntimeOptions options;
-    options.num_threads = 1;
-    options.pin = false;
-    return Runtime::Create(options);
-  }();
-  VARLANE_EXPECT_OK(runtime);
-  return runtime.ok() ? runtime->get() : nullptr;
-}
-
 class Service {
  public:
   // With `swap_slabs`, preempted requests go to a file of so many.
@@ -61,7 +51,7 @@ class Service {
                                 .huge_pages = HugePages::kOff,
                                 .shuffle = true,
                                 .seed = 3},
-                               SharedRuntime());
+                               testing::OneWorker());
     VARLANE_EXPECT_OK(pool);
     pool_ = *std::move(pool);
     options.watermark = 0;

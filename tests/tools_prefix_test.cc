@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/testing/prefix_lru.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "tools/prefix_hits.h"
 #include "tools/replay.h"
@@ -24,14 +25,13 @@ using testing::NaivePrefixLru;
 using testing::PrefixOracle;
 
 Runtime* SharedRuntime() {
-  static const Result<std::unique_ptr<Runtime>> runtime = [] {
+  static const std::unique_ptr<Runtime> runtime = [] {
     RuntimeOptions options;
     options.num_threads = 2;
     options.pin = false;
-    return Runtime::Create(options);
+    return testing::MakeRuntime(options);
   }();
-  VARLANE_EXPECT_OK(runtime);
-  return runtime.ok() ? runtime->get() : nullptr;
+  return runtime.get();
 }
 
 Trace MakeTrace(const std::vector<HashIds>& prompts, int64_t output_tokens) {

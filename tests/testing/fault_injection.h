@@ -17,6 +17,7 @@
 #include "base/os_calls.h"
 #include "tests/testing/allocation_faults.h"
 #include "tests/testing/process_use.h"
+#include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
@@ -106,12 +107,8 @@ class FaultScenario {
 class FaultTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    RuntimeOptions options;
-    options.num_threads = 1;
-    options.pin = false;
-    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-    VARLANE_ASSERT_OK(runtime);
-    runtime_ = std::move(runtime).value();
+    runtime_ = MakeOneWorker();
+    ASSERT_NE(runtime_, nullptr);
   }
   void TearDown() override {
     OsFaults::Disarm();

@@ -14,6 +14,7 @@
 #include <memory>
 #include <utility>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
 #include "varlane/log.h"
@@ -44,9 +45,8 @@ inline std::unique_ptr<KvPool> MakePool(Runtime* runtime,
 class NumaMachine : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto made = Runtime::Create({});
-    VARLANE_ASSERT_OK(made);
-    runtime_ = *std::move(made);
+    runtime_ = MakeRuntime(RuntimeOptions());
+    ASSERT_NE(runtime_, nullptr);
     if (topology().nodes.size() > 1) return;
     // The virtual machines have several: not to find them is no reason to skip.
     ASSERT_EQ(VirtualMachine(), nullptr) << "one node was found";
@@ -55,11 +55,11 @@ class NumaMachine : public ::testing::Test {
   void TearDown() override { SetLog({}); }
 
   // All nodes as one.
-  static Result<std::unique_ptr<Runtime>> OneNodeRuntime(int num_threads) {
+  static std::unique_ptr<Runtime> OneNodeRuntime(int num_threads) {
     RuntimeOptions options;
     options.num_threads = num_threads;
     options.numa = NumaPolicy::kOff;
-    return Runtime::Create(options);
+    return MakeRuntime(options);
   }
 
   Runtime* runtime() const { return runtime_.get(); }

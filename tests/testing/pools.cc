@@ -5,22 +5,11 @@
 #include <cstring>
 #include <utility>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
-#include "varlane/runtime.h"
 
 namespace varlane::testing {
 namespace {
-
-Runtime* OneWorker() {
-  static const Result<std::unique_ptr<Runtime>> runtime = [] {
-    RuntimeOptions options;
-    options.num_threads = 1;
-    options.pin = false;
-    return Runtime::Create(options);
-  }();
-  VARLANE_EXPECT_OK(runtime);
-  return runtime.ok() ? runtime->get() : nullptr;
-}
 
 // A finite bit pattern of any type.
 uint32_t Pattern(uint64_t seed, int64_t position, int layer, int head, int d) {

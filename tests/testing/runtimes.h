@@ -34,6 +34,19 @@ inline std::unique_ptr<Runtime> MakeRuntime(int num_threads,
   return MakeRuntime(options);
 }
 
+// One worker that is not pinned.
+inline std::unique_ptr<Runtime> MakeOneWorker() {
+  RuntimeOptions options;
+  options.num_threads = 1;
+  options.pin = false;
+  return MakeRuntime(options);
+}
+// The same, made once for all tests of a program.
+inline Runtime* OneWorker() {
+  static const std::unique_ptr<Runtime> runtime = MakeOneWorker();
+  return runtime.get();
+}
+
 }  // namespace varlane::testing
 
 #endif  // VARLANE_TESTS_TESTING_RUNTIMES_H_

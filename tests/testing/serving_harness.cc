@@ -5,23 +5,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
 
 namespace varlane::testing {
 namespace {
-
-// One for all harnesses: a random test makes hundreds.
-Runtime* SharedRuntime() {
-  static const Result<std::unique_ptr<Runtime>> runtime = [] {
-    RuntimeOptions options;
-    options.num_threads = 1;
-    options.pin = false;
-    return Runtime::Create(options);
-  }();
-  VARLANE_EXPECT_OK(runtime);
-  return runtime.ok() ? runtime->get() : nullptr;
-}
 
 int64_t BlocksOf(int64_t tokens) {
   return (tokens + kTestBlockSize - 1) / kTestBlockSize;
@@ -56,8 +45,9 @@ ServingHarness::ServingHarness(int64_t num_blocks,
   pool_options.huge_pages = HugePages::kOff;
   pool_options.shuffle = true;
   pool_options.seed = 7;
+  // One runtime for all harnesses: a random test makes hundreds.
   Result<std::unique_ptr<KvPool>> pool =
-      KvPool::Create(pool_options, SharedRuntime());
+      KvPool::Create(pool_options, OneWorker());
   VARLANE_EXPECT_OK(pool);
   pool_ = std::move(pool).value();
   Result<std::unique_ptr<Scheduler>> scheduler =
