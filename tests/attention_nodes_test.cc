@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/testing/engines.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_ops.h"
@@ -26,19 +27,17 @@ class NodesTest : public ::testing::Test {
   void SetUp() override {
     engine_ = testing::MakeNodes(2);
     ASSERT_NE(engine_.attention, nullptr);
-    Result<std::unique_ptr<KvPool>> pool =
-        KvPool::Create({.layout = {.dtype = DType::kF32,
-                                   .num_layers = 4,
-                                   .num_kv_heads = 2,
-                                   .head_size = 64,
-                                   .v_head_size = 64,
-                                   .block_size = 16},
-                        .num_blocks = 80,
-                        .max_blocks = 128,
-                        .check_limits = false},
-                       engine_.runtime.get());
-    VARLANE_ASSERT_OK(pool);
-    pool_ = *std::move(pool);
+    pool_ = testing::MakePool({.layout = {.dtype = DType::kF32,
+                                          .num_layers = 4,
+                                          .num_kv_heads = 2,
+                                          .head_size = 64,
+                                          .v_head_size = 64,
+                                          .block_size = 16},
+                               .num_blocks = 80,
+                               .max_blocks = 128,
+                               .check_limits = false},
+                              engine_.runtime.get());
+    ASSERT_NE(pool_, nullptr);
     ASSERT_EQ(pool_->view().node_stride, 64);
     ASSERT_EQ(pool_->view().num_blocks, 104);
   }

@@ -13,6 +13,7 @@
 
 #include "tests/testing/attention_case.h"
 #include "tests/testing/engines.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"
@@ -37,15 +38,12 @@ KvLayout LayoutOf(DType dtype) {
 }
 
 std::unique_ptr<KvPool> MakePool(Runtime* runtime, DType dtype) {
-  Result<std::unique_ptr<KvPool>> pool =
-      KvPool::Create({.layout = LayoutOf(dtype),
-                      .num_blocks = kMaxBlocks,
-                      .max_blocks = kMaxBlocks,
-                      .check_limits = false,
-                      .poison_freed = true},
-                     runtime);
-  EXPECT_TRUE(testing::IsOk(pool));
-  return pool.ok() ? *std::move(pool) : nullptr;
+  return testing::MakePool({.layout = LayoutOf(dtype),
+                            .num_blocks = kMaxBlocks,
+                            .max_blocks = kMaxBlocks,
+                            .check_limits = false,
+                            .poison_freed = true},
+                           runtime);
 }
 
 // What a sequence is fed next. Equal seeds mean equal tokens.

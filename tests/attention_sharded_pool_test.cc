@@ -16,6 +16,7 @@
 
 #include "tests/testing/attention_case.h"
 #include "tests/testing/engines.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/graph.h"
@@ -37,15 +38,12 @@ constexpr int kQueryHeads = 8;
 class Service {
  public:
   Service(Engine engine, bool shard_heads) : engine_(std::move(engine)) {
-    Result<std::unique_ptr<KvPool>> pool =
-        KvPool::Create({.layout = kLayout,
-                        .num_blocks = 100,
-                        .huge_pages = HugePages::kOff,
-                        .shard_heads = shard_heads},
-                       engine_.runtime.get());
-    EXPECT_TRUE(IsOk(pool));
-    if (!pool.ok()) return;
-    pool_ = *std::move(pool);
+    pool_ = MakePool({.layout = kLayout,
+                      .num_blocks = 100,
+                      .huge_pages = HugePages::kOff,
+                      .shard_heads = shard_heads},
+                     engine_.runtime.get());
+    if (pool_ == nullptr) return;
     for (SeqId& seq : seqs_) seq = pool_->CreateSequence();
   }
 

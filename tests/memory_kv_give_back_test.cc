@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/os_calls.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
@@ -42,13 +43,10 @@ Runtime* SharedRuntime(int num_nodes) {
 
 std::unique_ptr<KvPool> MakePool(int64_t num_blocks,
                                  Runtime* runtime = SharedRuntime(1)) {
-  Result<std::unique_ptr<KvPool>> pool =
-      KvPool::Create({.layout = kLayout,
-                      .num_blocks = num_blocks,
-                      .max_blocks = num_blocks + 4 * kSlab},
-                     runtime);
-  VARLANE_EXPECT_OK(pool);
-  return pool.ok() ? *std::move(pool) : nullptr;
+  return testing::MakePool({.layout = kLayout,
+                            .num_blocks = num_blocks,
+                            .max_blocks = num_blocks + 4 * kSlab},
+                           runtime);
 }
 
 std::vector<int32_t> Table(const KvPool& pool, SeqId seq) {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/memory_budget.h"
@@ -35,11 +36,9 @@ Runtime* SharedRuntime() {
 }
 
 std::unique_ptr<KvPool> MakePool(int64_t num_blocks, int64_t max_blocks = 0) {
-  Result<std::unique_ptr<KvPool>> pool = KvPool::Create(
+  return testing::MakePool(
       {.layout = kLayout, .num_blocks = num_blocks, .max_blocks = max_blocks},
       SharedRuntime());
-  EXPECT_TRUE(testing::IsOk(pool));
-  return pool.ok() ? *std::move(pool) : nullptr;
 }
 
 std::vector<int32_t> Table(const KvPool& pool, SeqId seq) {

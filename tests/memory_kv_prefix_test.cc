@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
@@ -39,15 +40,12 @@ Runtime* SharedRuntime() {
 }
 
 std::unique_ptr<KvPool> MakePool(int64_t num_blocks, int64_t max_blocks = 0) {
-  Result<std::unique_ptr<KvPool>> pool =
-      KvPool::Create({.layout = kLayout,
-                      .num_blocks = num_blocks,
-                      .max_blocks = max_blocks,
-                      .huge_pages = HugePages::kOff,
-                      .prefix_cache = true},
-                     SharedRuntime());
-  VARLANE_EXPECT_OK(pool);
-  return pool.ok() ? *std::move(pool) : nullptr;
+  return testing::MakePool({.layout = kLayout,
+                            .num_blocks = num_blocks,
+                            .max_blocks = max_blocks,
+                            .huge_pages = HugePages::kOff,
+                            .prefix_cache = true},
+                           SharedRuntime());
 }
 
 void WriteSlot(const KvPool& pool, int64_t slot, uint32_t value) {

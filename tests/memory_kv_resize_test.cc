@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/os_calls.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
@@ -41,9 +42,7 @@ Runtime* SharedRuntime() {
 
 std::unique_ptr<KvPool> MakePool(const KvPoolOptions& options,
                                  Runtime* runtime = SharedRuntime()) {
-  Result<std::unique_ptr<KvPool>> pool = KvPool::Create(options, runtime);
-  EXPECT_TRUE(testing::IsOk(pool));
-  return pool.ok() ? *std::move(pool) : nullptr;
+  return testing::MakePool(options, runtime);
 }
 
 std::vector<int32_t> Table(const KvPool& pool, SeqId seq) {

@@ -62,9 +62,7 @@ struct Sharded {
 Sharded MakeSharded(int num_nodes, KvPoolOptions options) {
   Sharded made = {MakeNodes(num_nodes), nullptr};
   options.shard_heads = true;
-  auto pool = KvPool::Create(options, made.runtime.get());
-  EXPECT_TRUE(testing::IsOk(pool));
-  if (pool.ok()) made.pool = *std::move(pool);
+  made.pool = testing::MakePool(options, made.runtime.get());
   return made;
 }
 

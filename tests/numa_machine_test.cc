@@ -21,6 +21,7 @@
 #include "memory/node_memory.h"
 #include "runtime/numa_memory.h"
 #include "tests/testing/numa_machine.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
@@ -176,12 +177,13 @@ void WithEveryMemory(Runtime* runtime, bool shard_heads, const Check& check) {
           ::testing::Message()
           << (pages == HugePages::kOff ? "base" : "huge") << " pages, "
           << (backing == MemoryBacking::kMemfd ? "memfd" : "anonymous"));
-      const auto pool = MakePool(runtime, {.layout = kNumaLayout,
-                                           .num_blocks = 1000,
-                                           .max_blocks = 2000,
-                                           .huge_pages = pages,
-                                           .backing = backing,
-                                           .shard_heads = shard_heads});
+      const auto pool = MakePool({.layout = kNumaLayout,
+                                  .num_blocks = 1000,
+                                  .max_blocks = 2000,
+                                  .huge_pages = pages,
+                                  .backing = backing,
+                                  .shard_heads = shard_heads},
+                                 runtime);
       ASSERT_NE(pool, nullptr);
       VARLANE_ASSERT_OK(pool->Grow(500));
       check(pool.get());
@@ -262,7 +264,7 @@ TEST_F(NumaMachineTest, FirstTouchAloneIsEnough) {
   const KvPoolOptions options = {
       .layout = kNumaLayout, .num_blocks = 200, .check_limits = false};
   OsFaults::FailAfter(0, EPERM, 0);
-  (void)MakePool(runtime(), options);
+  (void)MakePool(options, runtime());
   const int64_t calls = OsFaults::calls();
   int refused = 0;
   int told = 0;
@@ -290,10 +292,11 @@ TEST_F(NumaMachineTest, ARefusalIsToldOnce) {
   SetLog([&](const LogRecord& record) {
     if (record.event == "pool_mempolicy_refused") ++told;
   });
-  const auto pool = MakePool(runtime(), {.layout = kNumaLayout,
-                                         .num_blocks = 1,
-                                         .max_blocks = 400,
-                                         .check_limits = false});
+  const auto pool = MakePool({.layout = kNumaLayout,
+                              .num_blocks = 1,
+                              .max_blocks = 400,
+                              .check_limits = false},
+                             runtime());
   ASSERT_NE(pool, nullptr);
   EXPECT_EQ(told, 0);
   const auto grow_and_shrink = [&](int failing_call) {
@@ -333,7 +336,7 @@ TEST_F(NumaMachineTest, L3ArenasUseTheMemoryOfTheirNodes) {
         << "worker " << worker;
   }
   const auto pool =
-      MakePool(by_l3.get(), {.layout = kNumaLayout, .num_blocks = 1000});
+      MakePool({.layout = kNumaLayout, .num_blocks = 1000}, by_l3.get());
   ASSERT_NE(pool, nullptr);
   ASSERT_EQ(pool->num_nodes(), by_l3->num_nodes());
   for (int arena = 0; arena < by_l3->num_nodes(); ++arena) {
@@ -350,7 +353,7 @@ TEST_F(NumaMachineTest, OneArenaForAllNodesTakesWhatItGets) {
   ASSERT_NE(one, nullptr);
   EXPECT_EQ(one->num_nodes(), 1);
   const auto pool =
-      MakePool(one.get(), {.layout = kNumaLayout, .num_blocks = 500});
+      MakePool({.layout = kNumaLayout, .num_blocks = 500}, one.get());
   ASSERT_NE(pool, nullptr);
   const KvPlacement placement = pool->MeasurePlacement();
   EXPECT_EQ(placement.local_bytes, pool->stats().committed_bytes);
@@ -358,7 +361,7 @@ TEST_F(NumaMachineTest, OneArenaForAllNodesTakesWhatItGets) {
 
 TEST_F(NumaMachineTest, AFullNodeSpillsToOthersAndCountsIt) {
   const auto pool =
-      MakePool(runtime(), {.layout = kNumaLayout, .num_blocks = 200});
+      MakePool({.layout = kNumaLayout, .num_blocks = 200}, runtime());
   ASSERT_NE(pool, nullptr);
   const SeqId seq = pool->CreateSequence({.home_node = 1});
   const int64_t home_blocks = pool->node_stats(1).capacity_blocks;

@@ -18,6 +18,7 @@
 #include "tests/testing/attention_case.h"
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/numa_machine.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"
@@ -85,9 +86,9 @@ class Step {
   Step(Runtime* runtime, int num_seqs, const std::vector<int>& homes,
        bool shard_heads = false) {
     attention_ = *Attention::Create(runtime);
-    pool_ = MakePool(runtime, {.layout = kNumaLayout,
-                               .num_blocks = 1200,
-                               .shard_heads = shard_heads});
+    pool_ = MakePool(
+        {.layout = kNumaLayout, .num_blocks = 1200, .shard_heads = shard_heads},
+        runtime);
     const int64_t stride = (kContext + kNumaLayout.block_size - 1) / 16;
     for (int i = 0; i < num_seqs; ++i) {
       const SeqId seq = pool_->CreateSequence(

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tests/testing/files.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
@@ -55,15 +56,13 @@ class Service {
   };
 
   explicit Service(Options options) : options_(options) {
-    auto pool = KvPool::Create({.layout = kLayout,
-                                .num_blocks = options.num_blocks,
-                                .huge_pages = HugePages::kOff,
-                                .prefix_cache = options.prefix_cache,
-                                .shuffle = true,
-                                .seed = 5},
-                               testing::OneWorker());
-    VARLANE_EXPECT_OK(pool);
-    pool_ = std::move(pool).value();
+    pool_ = testing::MakePool({.layout = kLayout,
+                               .num_blocks = options.num_blocks,
+                               .huge_pages = HugePages::kOff,
+                               .prefix_cache = options.prefix_cache,
+                               .shuffle = true,
+                               .seed = 5},
+                              testing::OneWorker());
     if (options.swap_bytes > 0) {
       auto swapper = SequenceSwapper::Create(
           {.folder = folder_.path(), .max_bytes = options.swap_bytes},

@@ -21,6 +21,7 @@
 
 #include "tests/testing/files.h"
 #include "tests/testing/machine_fixture.h"
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/serving_pressure.h"
@@ -46,14 +47,12 @@ class Service {
   // With `swap_slabs`, preempted requests go to a file of so many.
   explicit Service(int64_t num_slabs, SchedulerOptions options = {},
                    int64_t swap_slabs = 0) {
-    auto pool = KvPool::Create({.layout = kLayout,
-                                .num_blocks = num_slabs * kSlab,
-                                .huge_pages = HugePages::kOff,
-                                .shuffle = true,
-                                .seed = 3},
-                               testing::OneWorker());
-    VARLANE_EXPECT_OK(pool);
-    pool_ = *std::move(pool);
+    pool_ = testing::MakePool({.layout = kLayout,
+                               .num_blocks = num_slabs * kSlab,
+                               .huge_pages = HugePages::kOff,
+                               .shuffle = true,
+                               .seed = 3},
+                              testing::OneWorker());
     options.watermark = 0;
     if (swap_slabs > 0) {
       auto swapper = SequenceSwapper::Create(

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
@@ -24,18 +25,17 @@ class LimitScheduleTest : public ::testing::TestWithParam<bool> {
   void SetUp() override {
     runtime_ = testing::MakeRuntime(0, testing::NodesTopology(2));
     ASSERT_NE(runtime_, nullptr);
-    auto pool = KvPool::Create({.layout = {.dtype = DType::kBF16,
-                                           .num_layers = 1,
-                                           .num_kv_heads = 2,
-                                           .head_size = 64,
-                                           .v_head_size = 64,
-                                           .block_size = 16},
-                                .num_blocks = kBlocks,
-                                .huge_pages = HugePages::kOff,
-                                .shard_heads = GetParam()},
-                               runtime_.get());
-    VARLANE_ASSERT_OK(pool);
-    pool_ = *std::move(pool);
+    pool_ = testing::MakePool({.layout = {.dtype = DType::kBF16,
+                                          .num_layers = 1,
+                                          .num_kv_heads = 2,
+                                          .head_size = 64,
+                                          .v_head_size = 64,
+                                          .block_size = 16},
+                               .num_blocks = kBlocks,
+                               .huge_pages = HugePages::kOff,
+                               .shard_heads = GetParam()},
+                              runtime_.get());
+    ASSERT_NE(pool_, nullptr);
   }
 
   KvPool* pool() { return pool_.get(); }

@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
-#include <utility>
 
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
@@ -34,13 +33,6 @@ inline constexpr KvLayout kNumaLayout = {.dtype = DType::kBF16,
                                          .head_size = 64,
                                          .v_head_size = 64,
                                          .block_size = 16};
-
-inline std::unique_ptr<KvPool> MakePool(Runtime* runtime,
-                                        const KvPoolOptions& options) {
-  auto pool = KvPool::Create(options, runtime);
-  EXPECT_TRUE(IsOk(pool));
-  return pool.ok() ? *std::move(pool) : nullptr;
-}
 
 class NumaMachine : public ::testing::Test {
  protected:

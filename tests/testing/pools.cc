@@ -46,6 +46,13 @@ void ForPosition(const KvPool& pool, SeqId seq, int64_t position, uint64_t seed,
 
 }  // namespace
 
+std::unique_ptr<KvPool> MakePool(const KvPoolOptions& options,
+                                 Runtime* runtime) {
+  Result<std::unique_ptr<KvPool>> pool = KvPool::Create(options, runtime);
+  EXPECT_TRUE(IsOk(pool));
+  return pool.ok() ? *std::move(pool) : nullptr;
+}
+
 KvLayout SmallLayout(DType dtype) {
   return {.dtype = dtype,
           .num_layers = 2,
@@ -62,12 +69,11 @@ std::unique_ptr<KvPool> SmallPool(const KvLayout& layout, int64_t num_blocks) {
   options.huge_pages = HugePages::kOff;
   options.shuffle = true;
   options.seed = 5;
-  Result<std::unique_ptr<KvPool>> pool = KvPool::Create(options, OneWorker());
-  VARLANE_EXPECT_OK(pool);
-  if (!pool.ok()) return nullptr;
-  std::memset((*pool)->view().base, 0xff,
+  std::unique_ptr<KvPool> pool = MakePool(options, OneWorker());
+  if (pool == nullptr) return nullptr;
+  std::memset(pool->view().base, 0xff,
               size_t(num_blocks * layout.block_bytes()));
-  return std::move(pool).value();
+  return pool;
 }
 
 SeqId MakeSequence(KvPool* pool, int64_t length, uint64_t seed) {

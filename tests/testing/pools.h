@@ -1,4 +1,4 @@
-// Small pools with known contents.
+// Pools, and small ones with known contents.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -12,6 +12,10 @@
 #include "varlane/kv_pool.h"
 
 namespace varlane::testing {
+
+// Null, and the test fails, where there can be none.
+std::unique_ptr<KvPool> MakePool(const KvPoolOptions& options,
+                                 Runtime* runtime);
 
 // 2 layers, 2 heads of 16 and 24, blocks of 16 tokens.
 KvLayout SmallLayout(DType dtype = DType::kBF16);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tests/testing/pools.h"
 #include "tests/testing/runtimes.h"
 #include "tests/testing/testing.h"
 #include "varlane/runtime.h"
@@ -46,10 +47,7 @@ ServingHarness::ServingHarness(int64_t num_blocks,
   pool_options.shuffle = true;
   pool_options.seed = 7;
   // One runtime for all harnesses: a random test makes hundreds.
-  Result<std::unique_ptr<KvPool>> pool =
-      KvPool::Create(pool_options, OneWorker());
-  VARLANE_EXPECT_OK(pool);
-  pool_ = std::move(pool).value();
+  pool_ = MakePool(pool_options, OneWorker());
   Result<std::unique_ptr<Scheduler>> scheduler =
       Scheduler::Create(options, pool_.get());
   VARLANE_EXPECT_OK(scheduler);
