@@ -3,33 +3,26 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
-#include <sys/wait.h>
-
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tests/testing/files.h"
-#include "tests/testing/testing.h"
+#include "tests/testing/cli.h"
 
 namespace varlane::tools {
 namespace {
 
 using TestJson = nlohmann::json;
 
-// Runs the built command with little time and memory; its JSON, or null when it
-// failed.
-TestJson BenchMemory(const std::string& filter) {
-  const testing::TemporaryFolder folder;
-  const std::string command =
-      std::string(VARLANE_CLI_PATH) +
-      " bench memory --quick --seconds 0.000001 --memory 128M --filter '" +
-      filter + "' --json " + folder.file("json") + " >/dev/null 2>&1";
-  const int status = std::system(command.c_str());
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
-  return TestJson::parse(testing::ReadWholeFile(folder.file("json")), nullptr,
-                         false);
-}
+class BenchMemoryTest : public testing::CliTest {
+ protected:
+  // With little time and memory.
+  TestJson BenchMemory(const std::string& filter) const {
+    const std::string json = JsonOf(
+        "bench memory --quick --seconds 0.000001 --memory 128M --filter '" +
+        filter + "'");
+    return TestJson::parse(json, nullptr, false);
+  }
+};
 
 struct Wanted {
   const char* name;
@@ -56,7 +49,7 @@ constexpr Wanted kRows[] = {
     {"wakeups of the idle monitor", "1/s", false},
     {"one measurement of all limits", "us", false}};
 
-TEST(BenchMemoryTest, EveryFigureIsARow) {
+TEST_F(BenchMemoryTest, EveryFigureIsARow) {
   const TestJson json = BenchMemory("");
   ASSERT_TRUE(json.contains("machine") && json.contains("rows"));
   for (const Wanted& wanted : kRows) {
@@ -75,7 +68,7 @@ TEST(BenchMemoryTest, EveryFigureIsARow) {
   }
 }
 
-TEST(BenchMemoryTest, ThreadsMustNotConvoy) {
+TEST_F(BenchMemoryTest, ThreadsMustNotConvoy) {
   const TestJson json = BenchMemory("^take.*8 threads");
   ASSERT_EQ(json["rows"].size(), 2u);
   for (const TestJson& row : json["rows"]) {

@@ -3,15 +3,12 @@
 //
 // SPDX-License-Identifier: Apache-2.0
 
-#include <sys/wait.h>
-
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
-#include "tests/testing/files.h"
+#include "tests/testing/cli.h"
 #include "tests/testing/testing.h"
 #include "tools/bench_rows.h"
 
@@ -20,21 +17,12 @@ namespace {
 
 using TestJson = nlohmann::json;
 
-// Runs the built command; its JSON, or null when it failed.
-TestJson Bench(const std::string& what, const std::string& arguments) {
-  const testing::TemporaryFolder folder;
-  const std::string command = std::string(VARLANE_CLI_PATH) + " bench " + what +
-                              " " + arguments + " --json " +
-                              folder.file("json") + " >/dev/null 2>&1";
-  const int status = std::system(command.c_str());
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << command;
-  return TestJson::parse(testing::ReadWholeFile(folder.file("json")), nullptr,
-                         false);
-}
-
-TestJson BenchKernels(const std::string& arguments) {
-  return Bench("kernels", arguments);
-}
+class BenchTest : public testing::CliTest {
+ protected:
+  TestJson Bench(const std::string& arguments) const {
+    return TestJson::parse(JsonOf("bench " + arguments), nullptr, false);
+  }
+};
 
 const TestJson* FindRow(const TestJson& json, const std::string& name) {
   for (const TestJson& row : json["rows"]) {
@@ -44,11 +32,11 @@ const TestJson* FindRow(const TestJson& json, const std::string& name) {
 }
 
 constexpr const char* kSmallRows =
-    "--quick --seconds 0.000001 --filter "
+    "kernels --quick --seconds 0.000001 --filter "
     "'^(decode 64x1@128|launch|surplus|AVX2 bits|mixed)'";
 
-TEST(BenchTest, EveryRowHasItsFieldsAndAReasonWhereNumbersAreMissing) {
-  const TestJson json = BenchKernels(kSmallRows);
+TEST_F(BenchTest, EveryRowHasItsFieldsAndAReasonWhereNumbersAreMissing) {
+  const TestJson json = Bench(kSmallRows);
   ASSERT_TRUE(json.contains("machine") && json.contains("rows"));
   EXPECT_GT(json["machine"]["bf16_peak_gflop_per_s"].get<double>(), 0);
   ASSERT_GE(json["rows"].size(), 4u);
@@ -67,8 +55,8 @@ TEST(BenchTest, EveryRowHasItsFieldsAndAReasonWhereNumbersAreMissing) {
   }
 }
 
-TEST(BenchTest, DemandsAreThoseOfTheTable) {
-  const TestJson json = BenchKernels(kSmallRows);
+TEST_F(BenchTest, DemandsAreThoseOfTheTable) {
+  const TestJson json = Bench(kSmallRows);
   struct {
     const char* name;
     double must;
@@ -84,9 +72,9 @@ TEST(BenchTest, DemandsAreThoseOfTheTable) {
   }
 }
 
-TEST(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
+TEST_F(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
   const TestJson json =
-      BenchKernels("--quick --filter '^(decode 1024x1@2048|prefill 30000)'");
+      Bench("kernels --quick --filter '^(decode 1024x1@2048|prefill 30000)'");
   ASSERT_EQ(json["rows"].size(), 2u);
   for (const TestJson& row : json["rows"]) {
     EXPECT_TRUE(row["value"].is_null()) << row["name"];
@@ -98,11 +86,10 @@ TEST(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
   }
 }
 
-TEST(BenchTest, TheRuntimesDemandsAreThoseOfTheTable) {
-  const TestJson json =
-      Bench("runtime",
-            "--quick --seconds 0.000001 --filter "
-            "'^(launch|graph of 64|28.*8/1/128|tracing|idle|decode)'");
+TEST_F(BenchTest, TheRuntimesDemandsAreThoseOfTheTable) {
+  const TestJson json = Bench(
+      "runtime --quick --seconds 0.000001 --filter "
+      "'^(launch|graph of 64|28.*8/1/128|tracing|idle|decode)'");
   struct {
     const char* name;
     double must;
@@ -122,8 +109,8 @@ TEST(BenchTest, TheRuntimesDemandsAreThoseOfTheTable) {
   }
 }
 
-TEST(BenchTest, AFilterThatMatchesNothingMeasuresNothing) {
-  const TestJson json = BenchKernels("--quick --filter nothing_has_this_name");
+TEST_F(BenchTest, AFilterThatMatchesNothingMeasuresNothing) {
+  const TestJson json = Bench("kernels --quick --filter nothing_has_this_name");
   EXPECT_EQ(json["rows"].size(), 0u);
 }
 

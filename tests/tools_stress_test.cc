@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "tests/testing/cli.h"
-#include "tests/testing/files.h"
 #include "tests/testing/sanitizers.h"
 #include "tools/child_cgroup.h"
 #include "tools/output_digests.h"
@@ -28,20 +27,16 @@ namespace {
 
 using testing::CliTest;
 using testing::Outcome;
-using testing::ReadWholeFile;
 
 // --- the command -------------------------------------------------------------
 
 class StressTest : public CliTest {
  protected:
-  Outcome RunStress(const std::string& arguments) const {
-    return Varlane("stress --threads 2 --swap-folder " + Path("") + " --json " +
-                   Path("json") + " " + arguments);
+  std::string Command(const std::string& arguments) const {
+    return "stress --threads 2 --swap-folder " + Path("") + " " + arguments;
   }
   Json Stress(const std::string& arguments) const {
-    const Outcome outcome = RunStress(arguments);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
-    return Json::parse(ReadWholeFile(Path("json")), nullptr, false);
+    return Json::parse(JsonOf(Command(arguments)), nullptr, false);
   }
 };
 
@@ -103,8 +98,8 @@ TEST_F(StressTest, APoolGivesWayUnderRlimitData) {
 }
 
 TEST_F(StressTest, TooFewShrinksAreAFailure) {
-  const Outcome outcome = RunStress(
-      "--seconds 0 --mode schedule --requests 4 --swap 0 --period 1000000");
+  const Outcome outcome = Varlane(Command(
+      "--seconds 0 --mode schedule --requests 4 --swap 0 --period 1000000"));
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_NE(outcome.err.find("the pool shrank 0 times, expected 1"),
             std::string::npos)

@@ -45,6 +45,14 @@ class CliTest : public ::testing::Test {
             ReadWholeFile(Path("stdout")), ReadWholeFile(Path("stderr"))};
   }
 
+  // The text that it writes to --json; it must end well.
+  std::string JsonOf(const std::string& arguments) const {
+    const Outcome outcome = Varlane(arguments + " --json " + Path("json"));
+    EXPECT_EQ(outcome.exit_code, 0) << arguments << "\n"
+                                    << outcome.out << outcome.err;
+    return ReadWholeFile(Path("json"));
+  }
+
   // One line on stderr that starts with "varlane: " and holds `message`.
   void ExpectRefusal(const std::string& arguments, int exit_code,
                      const std::string& message) const {
