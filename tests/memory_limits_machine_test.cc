@@ -112,7 +112,6 @@ TEST(ThisMachineTest, RlimitsCountWhatTheProcessHasAlready) {
 
 TEST(ThisMachineTest, AFixtureIsNotBoundByThisProcessesRlimits) {
   const testing::TemporaryFolder root;
-  std::filesystem::create_directories(root.file("proc"));
   testing::WriteWholeFile(root.file("proc/meminfo"),
                           "MemTotal: 4096 kB\nMemAvailable: 1024 kB\n");
   const ScopedRlimit lowered(RLIMIT_DATA, StatusBytes("VmData:") + 512 * kMiB);

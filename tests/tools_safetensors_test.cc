@@ -6,7 +6,6 @@
 
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <string>
 
 #include "tests/testing/files.h"
@@ -106,12 +105,9 @@ TEST_F(SafetensorsTest, EveryTruncationIsRefused) {
   const std::vector<float> data = {1, 2, 3, 4};
   VARLANE_ASSERT_OK(WriteSafetensors(
       path_, {{"a", TensorType::kF32, {4}, data.data()}}, {{"k", "v"}}));
-  std::ifstream in(path_, std::ios::binary);
-  const std::string whole((std::istreambuf_iterator<char>(in)),
-                          std::istreambuf_iterator<char>());
+  const std::string whole = testing::ReadWholeFile(path_);
   for (size_t size = 0; size < whole.size(); ++size) {
-    std::ofstream(path_, std::ios::binary | std::ios::trunc)
-        << whole.substr(0, size);
+    testing::WriteWholeFile(path_, whole.substr(0, size));
     EXPECT_EQ(Error().substr(0, 10), "truncated:") << size << ": " << Error();
   }
 }
@@ -193,7 +189,7 @@ INSTANTIATE_TEST_SUITE_P(Files, DamagedTest, ::testing::ValuesIn(kDamages),
                          });
 
 TEST_F(SafetensorsTest, AnAbsurdHeaderLengthIsRefused) {
-  std::ofstream(path_, std::ios::binary) << std::string(64, '\xff');
+  testing::WriteWholeFile(path_, std::string(64, '\xff'));
   EXPECT_EQ(Error(),
             "header length 18446744073709551615 is above the limit of "
             "100000000");

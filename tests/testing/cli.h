@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
-#include <filesystem>
 #include <string>
 
 #include "tests/testing/files.h"
@@ -29,8 +28,6 @@ class CliTest : public ::testing::Test {
   std::string Path(const std::string& name) const { return folder_.file(name); }
   std::string Write(const std::string& name, const std::string& text) const {
     const std::string path = Path(name);
-    std::filesystem::create_directories(
-        std::filesystem::path(path).parent_path());
     WriteWholeFile(path, text);
     return path;
   }

@@ -41,6 +41,10 @@ std::string ReadWholeFile(const std::string& path) {
 }
 
 void WriteWholeFile(const std::string& path, const std::string& contents) {
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(),
+                                      error);
+  EXPECT_FALSE(error) << path;
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << contents;
   EXPECT_TRUE(file.good()) << path;

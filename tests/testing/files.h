@@ -27,6 +27,7 @@ class TemporaryFolder {
 };
 
 std::string ReadWholeFile(const std::string& path);
+// With the folders it is in.
 void WriteWholeFile(const std::string& path, const std::string& contents);
 
 }  // namespace varlane::testing

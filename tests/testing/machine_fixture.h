@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "tests/testing/files.h"
@@ -46,9 +45,7 @@ class MachineTest : public ::testing::Test {
   static std::string Kb(int64_t bytes) { return std::to_string(bytes / 1024); }
 
   void Write(const std::string& path, const std::string& text) {
-    std::filesystem::create_directories(
-        std::filesystem::path(root_ + path).parent_path());
-    std::ofstream(root_ + path) << text;
+    WriteWholeFile(root_ + path, text);
   }
   void Remove(const std::string& path) {
     std::filesystem::remove(root_ + path);
