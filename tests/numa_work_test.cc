@@ -89,40 +89,34 @@ class Step {
     pool_ = MakePool(
         {.layout = kNumaLayout, .num_blocks = 1200, .shard_heads = shard_heads},
         runtime);
-    const int64_t stride = (kContext + kNumaLayout.block_size - 1) / 16;
     for (int i = 0; i < num_seqs; ++i) {
       const SeqId seq = pool_->CreateSequence(
           {.home_node = homes[static_cast<size_t>(i) % homes.size()]});
       const Result<Admission> grown = pool_->Append(seq, kContext);
       EXPECT_TRUE(grown.ok() && grown->admitted());
-      tables_.resize(tables_.size() + static_cast<size_t>(stride));
-      EXPECT_TRUE(IsOk(pool_->CopyBlockTable(
-          seq, std::span(tables_).last(static_cast<size_t>(stride)))));
+      tables_.resize(tables_.size() + kTableSize);
+      EXPECT_TRUE(IsOk(
+          pool_->CopyBlockTable(seq, std::span(tables_).last(kTableSize))));
       const int q_len = i == 1 ? 24 : 1;
       cu_seqlens_q_.push_back(cu_seqlens_q_.back() + q_len);
       seq_lens_.push_back(kContext);
       Write(seq, i);
-      seqs_.push_back(seq);
     }
-    stride_ = stride;
-    q_.resize(static_cast<size_t>(cu_seqlens_q_.back()) * kHeads * 64);
-    for (size_t i = 0; i < q_.size(); ++i) {
-      q_[i] = static_cast<float>(RandomValue(1, i, 0, 0, 0));
-    }
+    q_ = RandomRows(0, cu_seqlens_q_.back(), kHeads * 64);
   }
 
   KvPool& pool() { return *pool_; }
   std::span<const int32_t> TableOf(int i) const {
-    return std::span(tables_).subspan(static_cast<size_t>(i * stride_),
-                                      static_cast<size_t>(stride_));
+    return std::span(tables_).subspan(static_cast<size_t>(i) * kTableSize,
+                                      kTableSize);
   }
 
   std::vector<float> Run(const PlanOptions& options, LaunchReport* report) {
     AttentionPlan plan;
     std::vector<float> out(q_.size(), -1);
     EXPECT_TRUE(IsOk(attention_->Plan(
-        {cu_seqlens_q_, seq_lens_, tables_, stride_}, {.num_q_heads = kHeads},
-        pool_->view(), options, &plan)));
+        {cu_seqlens_q_, seq_lens_, tables_, kTableSize},
+        {.num_q_heads = kHeads}, pool_->view(), options, &plan)));
     EXPECT_TRUE(
         IsOk(attention_->Run(&plan, pool_->view(), 0,
                              {.q = {q_.data()}, .out = {out.data()}}, report)));
@@ -130,26 +124,23 @@ class Step {
   }
 
  private:
-  void Write(SeqId seq, int seed) {
+  static constexpr size_t kTableSize = kContext / kNumaLayout.block_size;
+
+  void Write(SeqId seq, int i) {
     std::vector<int64_t> slots(kContext);
     EXPECT_TRUE(IsOk(pool_->CopySlotMapping(seq, 0, slots)));
-    std::vector<float> k(slots.size() * 4 * 64);
-    std::vector<float> v(k.size());
-    for (size_t i = 0; i < k.size(); ++i) {
-      k[i] = static_cast<float>(RandomValue(2, i, uint64_t(seed), 0, 0));
-      v[i] = static_cast<float>(RandomValue(3, i, uint64_t(seed), 0, 0));
-    }
+    const auto seed = static_cast<uint64_t>(i);
+    const std::vector<float> k = RandomRows(1000 + seed, kContext, 4 * 64);
+    const std::vector<float> v = RandomRows(2000 + seed, kContext, 4 * 64);
     EXPECT_TRUE(IsOk(
         attention_->WriteKv(pool_->view(), 0, {k.data()}, {v.data()}, slots)));
   }
 
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<KvPool> pool_;
-  std::vector<SeqId> seqs_;
   std::vector<int32_t> cu_seqlens_q_ = {0};
   std::vector<int32_t> seq_lens_;
   std::vector<int32_t> tables_;
-  int64_t stride_ = 0;
   std::vector<float> q_;
 };
 
