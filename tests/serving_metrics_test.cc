@@ -30,8 +30,7 @@ namespace {
 
 using testing::ServingHarness;
 
-// --- the text format, version 0.0.4
-// --------------------------------------------
+// --- the text format, version 0.0.4 ------------------------------------------
 //
 // Stricter than a scraper: HELP and TYPE stand before a family's samples, once;
 // a family's samples stand together, no series twice, no timestamp; counters

@@ -145,8 +145,7 @@ class Service {
   int64_t wrong_ = 0;
 };
 
-// --- what each rung does
-// ------------------------------------------------------
+// --- what each rung does -----------------------------------------------------
 
 TEST(ServingPressureTargetTest, CompactionEmptiesSlabsUnderRunningRequests) {
   Service service(8);
@@ -264,8 +263,7 @@ TEST(ServingPressureTargetTest, APoolWithoutASchedulerShrinksToo) {
   EXPECT_EQ(target.Regrow(100 * kMiB), 2 * 2 * kMiB);
 }
 
-// --- the whole ladder
-// ----------------------------------------------------------
+// --- the whole ladder --------------------------------------------------------
 
 // A machine made of files, whose memory a test takes away. Without events the
 // monitor looks every 2 ms.
@@ -462,8 +460,7 @@ TEST_F(ServingPressureTest, BadOptionsAreRefused) {
       StatusCode::kInvalidArgument);
 }
 
-// --- what it costs
-// -------------------------------------------------------------
+// --- what it costs -----------------------------------------------------------
 
 // The monitor's own count and the kernel's agree: where nothing happens nobody
 // wakes.

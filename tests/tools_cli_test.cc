@@ -135,8 +135,7 @@ TEST_F(CliTest, UnknownNamesAreRefusedWithTheKnownOnes) {
   ExpectRefusal("info --json /no/such/dir/x", 1, "cannot be written");
 }
 
-// --- info and plan
-// -------------------------------------------------------------
+// --- info and plan -----------------------------------------------------------
 
 TEST_F(CliTest, InfoTellsWhatTheRuntimeUses) {
   const Outcome outcome = Varlane("info --threads 2 --json " + Path("i.json"));
