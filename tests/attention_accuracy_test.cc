@@ -111,9 +111,9 @@ Table Measure(DType kv_dtype, int context) {
 }
 
 // f32 and f16 caches are computed in fp32 throughout; the factor leaves room
-// for the exp2 polynomial (8.3e-8) beside the library's exp. A bf16 cache adds
-// the rounding of p to bf16: at most 2^-9 of each term, and their walk averages
-// out.
+// for our exp2 (1.2e-7 with its roundings) beside the library's exp. A bf16
+// cache adds the rounding of p to bf16: at most 2^-9 of each term, and their
+// walk averages out.
 TEST(AccuracyTest, ErrorsAreThoseOfTheStorageType) {
   std::printf(
       "| cache | context | max | rms | lse | naive fp32: max | rms | lse |\n"

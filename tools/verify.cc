@@ -5,8 +5,9 @@
 //
 //   P rounding   bf16 KV: P is rounded to bf16 for P.V, relative error at most
 //                2^-8 each, while the sum of weights is not rounded: 2^-8.
-//   exp2         a polynomial, at most 2.9e-6 (bf16) or 8.3e-8 of each p; once
-//                in p, once in the sum of p: taken as 2 x 4e-6 resp. 2 x 1e-6.
+//   exp2         with its roundings at most 3.6e-6 (bf16) or 1.2e-7 of each p;
+//                once in p, once in the sum of p: taken as 2 x 4e-6 resp.
+//                2 x 1e-6.
 //   scores       fp32 dots in one chain of D fused adds. A score moves p by
 //                its absolute error e^de - 1 ~ de, in numerator and sum: 2 de.
 //                Worst-case errors grow with D, real ones with sqrt(D): Higham
