@@ -37,7 +37,9 @@ class PlanRun {
   void End(bool complete, bool fill_nan, LaunchReport* report) noexcept;
 
   Grid grid() const noexcept {
-    return {plan_->grid_size, plan_->node_begin, true};
+    return {.num_threadgroups = plan_->grid_size,
+            .node_begin = plan_->node_begin,
+            .claims_ahead = true};
   }
   size_t scratch_bytes() const noexcept;  // per worker
   // Where a launch adds what each worker spent; for the report.
