@@ -8,9 +8,6 @@
 #include <atomic>
 #include <charconv>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/testing/files.h"
 #include "tests/testing/serving_harness.h"
 #include "tests/testing/testing.h"
 #include "varlane/metrics.h"
@@ -311,9 +309,9 @@ TEST(MetricsTest, PrefixesAreTold) {
 
 TEST(MetricsTest, TheSwapFileIsTold) {
   ServingHarness service(64, {});
+  const testing::TemporaryFolder folder;
   auto swapper = SequenceSwapper::Create(
-      {.folder = std::filesystem::temp_directory_path(), .max_bytes = 1 << 20},
-      &service.pool());
+      {.folder = folder.path(), .max_bytes = 1 << 20}, &service.pool());
   VARLANE_ASSERT_OK(swapper);
   const SeqId seq = service.pool().CreateSequence();
   VARLANE_ASSERT_OK(service.pool().Append(seq, 40));
@@ -400,8 +398,8 @@ TEST(MetricsTest, EveryMetricIsDocumented) {
                           .account = account->get()});
   metrics.swap.emplace();
   const Scrape scrape(TextOf(metrics));
-  std::ifstream file(std::string(VARLANE_SOURCE_DIR) + "/docs/metrics.md");
-  const std::string docs{std::istreambuf_iterator<char>(file), {}};
+  const std::string docs = testing::ReadWholeFile(
+      std::string(VARLANE_SOURCE_DIR) + "/docs/metrics.md");
   std::set<std::string> documented;
   for (size_t at = 0; (at = docs.find("| `varlane_", at)) != std::string::npos;
        ++at) {
