@@ -104,9 +104,9 @@ struct AttendArgs {
 
   std::byte* scratch = nullptr;  // 64-byte aligned, AttendScratchBytes
 
-  // What this worker most likely does next: keys [next_low, next_high) of
-  // `next` are the first it will read, and some of them are fetched while this
-  // work ends. next.k null = nothing known. Never changes a result.
+  // What this worker does next, as far as it knows: keys [next_low, next_high)
+  // of `next` are the first it will read, and some of them are fetched while
+  // this work ends. next.k null = nothing known. Never changes a result.
   KvPages next;
   int64_t next_low = 0;
   int64_t next_high = 0;

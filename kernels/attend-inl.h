@@ -73,6 +73,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   RunPages buffers[2];
   RunPages* pages = &buffers[0];
   RunPages* next = &buffers[1];
+  run.several = all - begin > kRunKeys;
   FindPages<Ops>(args, args.kv, begin, low, all, *pages);
   for (int64_t t = begin; t < high; t += kRunKeys) {
     const int64_t following = t + kRunKeys;

@@ -34,7 +34,10 @@ HWY_INLINE void AimNear(RunContext<Ops>& run, const RunPages* next) {
   run.value_fetch.Idle(run.pages->k[0]);
   const auto* v = run.pages->v;
   FetchValues(run, v, v + run.pages->count, true, run.score_fetch);
+  run.value_fetch.onward = KeyHead(run.pages->k, 0);
+  run.score_fetch.again = run.value_fetch.again = run.several;
   if (next == nullptr) return;
+  run.value_fetch.onward = KeyHead(next->k, run.key_stride);
   FetchKeys(run, next->k, next->k + next->count, true, run.value_fetch);
 }
 

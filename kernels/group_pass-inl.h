@@ -45,23 +45,50 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
   }
 }
 
-// acc += p v of R rows, lane steps [begin, end) of the groups, all dims.
+// Bytes from the first vector of a step of V to vector `vec`.
+template <class Ops>
+HWY_INLINE size_t VecOffset(int vec) {
+  return static_cast<size_t>(vec) * kN * Ops::kPack *
+         sizeof(typename Ops::Cache);
+}
+
+// The values of the group that stands at `group`, from vector `vec` on.
+template <class Ops>
+HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,
+                                int acc_floats) {
+  StreamHead head;
+  for (int i = 0; i < kMaxVecs; ++i) {
+    head.line[i] = group + VecOffset<Ops>(vec) + i * 64;
+  }
+  head.stride = ValueStride<Ops>(acc_floats);
+  return head;
+}
+
+// acc += p v of R rows, lane steps [begin, end) of the groups, all dims; then
+// comes what `onward` names.
 template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Values(const typename Ops::Operand* p,
                        const std::byte* const* groups, int begin, int end,
                        float* acc, int acc_floats, Prefetch& fetch) {
-  constexpr size_t kElem = sizeof(typename Ops::Cache);
-  const auto stride = static_cast<size_t>(acc_floats) * Ops::kPack * kElem;
+  const StreamHead onward = fetch.onward;
+  const size_t stride = ValueStride<Ops>(acc_floats);
   const int vecs = acc_floats / static_cast<int>(kN);
   const int passes = (vecs + kMaxVecs - 1) / kMaxVecs;
   for (int i = 0; i < passes; ++i) {
     const int first = vecs * i / passes;
-    const int width = vecs * (i + 1) / passes - first;
+    const int next = vecs * (i + 1) / passes;
+    const int width = next - first;
+    if constexpr (kFetch == kFetchNear) {
+      constexpr int kSteps = kGroupTokens / Ops::kPack;
+      fetch.onward = i + 1 < passes ? ValueHead<Ops>(groups[begin / kSteps],
+                                                     next, acc_floats)
+                                    : onward;
+    }
     OfWidth(width, [&](auto vectors) HWY_ATTR {
       ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
-          p, groups, static_cast<size_t>(first) * kN * Ops::kPack * kElem,
-          stride, begin, end, acc + first * static_cast<int>(kN),
-          static_cast<size_t>(acc_floats), fetch);
+          p, groups, VecOffset<Ops>(first), stride, begin, end,
+          acc + first * static_cast<int>(kN), static_cast<size_t>(acc_floats),
+          fetch);
     });
   }
 }
@@ -75,6 +102,7 @@ struct RunContext {
   int64_t begin;  // first key of the run
   int tiles;      // 1 to kRun: nobody sees the later ones
   size_t key_stride;
+  bool several;          // runs: too much to have stayed in a cache
   Prefetch score_fetch;  // while a group's scores
   Prefetch value_fetch;  // and its values are computed
 };
@@ -98,10 +126,9 @@ HWY_INLINE void HalfStep(const std::byte* const* groups,
                          const typename Ops::Operand* p, int step, float* acc,
                          int acc_floats) {
   constexpr int kSteps = kGroupTokens / Ops::kPack;
-  const size_t stride = static_cast<size_t>(acc_floats) * Ops::kPack *
-                        sizeof(typename Ops::Cache);
   const std::byte* lane =
-      groups[step / kSteps] + static_cast<size_t>(step % kSteps) * stride;
+      groups[step / kSteps] +
+      static_cast<size_t>(step % kSteps) * ValueStride<Ops>(acc_floats);
   ValueHalfStep<Ops, kEven>(p + step, lane, acc_floats / static_cast<int>(kN),
                             acc);
 }
@@ -228,8 +255,19 @@ class GroupPass {
     return false;
   }
 
+  // What is read after this tile's keys: the next one's, or the run's values.
+  HWY_INLINE void AimOnward(int tile) {
+    if constexpr (kFetch == kFetchNear) {
+      run_.score_fetch.onward =
+          tile + 1 < run_.tiles
+              ? KeyHead(run_.pages->k + (tile + 1) * kGroups, run_.key_stride)
+              : ValueHead<Ops>(run_.pages->v[0], 0, ws_.acc_floats);
+    }
+  }
+
   template <class Side>
   HWY_INLINE bool Steady(int tile, const Side& side) {
+    AimOnward(tile);
     return SteadyTile<Ops, R, kFetch>(
         q_, run_.pages->k + tile * kGroups, run_.key_stride,
         static_cast<size_t>(ws_.steps), side, ws_.rows + local_, ws_.scores,
@@ -287,6 +325,7 @@ class GroupPass {
   }
 
   HWY_INLINE void ScoresOf(int tile, int begin, int end) {
+    AimOnward(tile);
     Scores<Ops, R, kFetch>(q_, run_.pages->k + tile * kGroups, run_.key_stride,
                            static_cast<size_t>(ws_.steps), begin, end,
                            ws_.scores, run_.score_fetch);

@@ -34,5 +34,12 @@ constexpr int kTileSteps = kKeyTile / Ops::kPack;
 template <class Ops>
 constexpr int kRunSteps = kRun* kTileSteps<Ops>;
 
+// Bytes from one step of P.V to the next within a 16-token group.
+template <class Ops>
+HWY_INLINE size_t ValueStride(int acc_floats) {
+  return static_cast<size_t>(acc_floats) * Ops::kPack *
+         sizeof(typename Ops::Cache);
+}
+
 }  // namespace VARLANE_NS
 }  // namespace varlane

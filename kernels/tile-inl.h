@@ -40,6 +40,12 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
   }
   Fetcher<kFetch> fetcher(fetch);
+  constexpr size_t kAheadSteps =
+      kAheadBytes / (NV * kN * Ops::kPack * sizeof(typename Ops::Cache));
+  Ahead<kFetch, NV> ahead(fetch);
+  ahead.Follow(k, stride, kAheadSteps);
+  // Steps until what it is to ask for lies behind these keys.
+  size_t own = steps > kAheadSteps ? steps - kAheadSteps : 1;
   constexpr int kHalves = 2 * Side::kRows;
   const std::byte* const end = x + row_bytes;
   const std::byte* stop = end;
@@ -52,6 +58,10 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   for (int half = 0; half <= kHalves; ++half) {
     for (; x != stop; x += sizeof(typename Ops::Operand), at += stride) {
       fetcher.Step();
+      ahead.Step();
+      if constexpr (kFetch == kFetchNear) {
+        if (HWY_UNLIKELY(--own == 0)) ahead.Follow(fetch.onward, 0);
+      }
       typename Ops::Raw raw[NV];
       HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
         raw[v] = Ops::Load(lane[v] + at);
@@ -138,9 +148,23 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
                         i * static_cast<int>(kN));
     }
   }
+  constexpr size_t kVecBytes = kN * Ops::kPack * sizeof(typename Ops::Cache);
+  constexpr int kLines = static_cast<int>((NV * kVecBytes + 63) / 64);
+  constexpr int kAheadGroups = static_cast<int>(
+      HWY_MAX(kAheadBytes / (kLines * 64 * kSteps), size_t{1}));
   Fetcher<kFetch> fetcher(fetch);
+  Ahead<kFetch, kLines> ahead(fetch);
   for (int step = begin; step < end;) {
     const int group_end = HWY_MIN(end, (step / kSteps + 1) * kSteps);
+    if constexpr (kFetch == kFetchNear) {
+      const int later = step + kAheadGroups * kSteps;
+      if (later < end) {
+        ahead.FollowRow(v[later / kSteps] + offset, stride,
+                        static_cast<size_t>(step % kSteps));
+      } else {
+        ahead.Follow(fetch.onward, static_cast<size_t>(later - end));
+      }
+    }
     const std::byte* lane =
         v[step / kSteps] + offset + static_cast<size_t>(step % kSteps) * stride;
     const typename Ops::Operand* x = p + step;
@@ -148,6 +172,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     step = group_end;
     HWY_UNROLL(1) while (x != x_end) {
       fetcher.Step();
+      ahead.Step();
       typename Ops::Raw raw[NV];
       HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
         raw[i] =
