@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/cli.h"
@@ -151,6 +152,22 @@ TEST(BenchRowsTest, SamplersTakeTurns) {
   EXPECT_EQ(samples->of[0], std::vector<double>(samples->of[0].size(), 1.0));
   EXPECT_EQ(samples->of[1], std::vector<double>(samples->of[1].size(), 2.0));
   EXPECT_GE(samples->of[0].size(), 3u);
+}
+
+TEST(BenchRowsTest, TheFirstGoOfASampleThatWarmsDoesNotCount) {
+  char last = ' ';
+  const auto go = [&last](char name) -> Result<double> {
+    return std::exchange(last, name) == name ? 1.0 : 100.0;
+  };
+  const std::vector<Sampler> samplers = {
+      {.go = [&go] { return go('a'); }, .repeats = false, .warms = true},
+      {.go = [&go] { return go('b'); }, .repeats = false}};
+  const Result<Samples> samples =
+      Interleave(samplers, {.seconds = 1e-9, .min_rounds = 3, .max_rounds = 3});
+  VARLANE_ASSERT_OK(samples.status());
+  EXPECT_EQ(samples->of[0], std::vector<double>(samples->of[0].size(), 1.0));
+  EXPECT_EQ(samples->high[0], 1.0);
+  EXPECT_EQ(samples->of[1], std::vector<double>(samples->of[1].size(), 100.0));
 }
 
 TEST(BenchRowsTest, ASamplersErrorEndsTheMeasurement) {

@@ -117,21 +117,27 @@ struct Times {
   double best_limit = 0;
 };
 
-Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
+Status TakeSamples(BenchSession* session, const Demand& demand, DType dtype,
                    Workload* work, Workload* near, Times* times,
                    BenchRow* row) {
-  std::vector<Sampler> samplers = {{[=] { return work->Run(); }},
-                                   {[=] { return near->Run(); }}};
+  const Bound bound = demand.bound;
+  // What is held against reading where the data sits must find it there.
+  const bool warms = bound == Bound::kTighter && !demand.cold;
+  std::vector<Sampler> samplers = {
+      {.go = [=] { return work->Run(); }, .warms = warms},
+      {.go = [=] { return near->Run(); }, .warms = warms}};
   std::vector<int> loops;
   if (bound != Bound::kPeak) {
     VARLANE_TOOLS_ASSIGN(loops, session->BestLoops(work));
     for (const int loop : loops) {
       samplers.push_back(
-          {[=] { return work->Read(session->runtime(), loop); }});
+          {.go = [=] { return work->Read(session->runtime(), loop); },
+           .warms = warms});
     }
   }
   if (bound != Bound::kRead) {
-    samplers.push_back({[=] { return session->Peak(dtype); }, false});
+    samplers.push_back(
+        {.go = [=] { return session->Peak(dtype); }, .repeats = false});
   }
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
@@ -181,8 +187,8 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
       Workload::Create(session->attention(), &fixture, demand.shape,
                        {.distinct_blocks = kNearBlocks}));
   Times times;
-  VARLANE_TOOLS_TRY(TakeSamples(session, demand.bound, fixture.dtype(),
-                                work.get(), near.get(), &times, row));
+  VARLANE_TOOLS_TRY(TakeSamples(session, demand, fixture.dtype(), work.get(),
+                                near.get(), &times, row));
   const std::vector<double> limits = LimitSeconds(times);
   std::vector<double> ratios;
   for (size_t i = 0; i < limits.size(); ++i) {

@@ -63,6 +63,10 @@ std::string RowsText(std::span<const BenchRow> rows);
 struct Sampler {
   std::function<Result<double>()> go;
   bool repeats = true;  // short goes are repeated to a sample of a few ms
+  // Each sample begins with a go that does not count: it brings back to its
+  // cache what the samplers in between, and whoever shares the cache, drove
+  // out.
+  bool warms = false;
 };
 
 struct SampleBudget {
