@@ -117,12 +117,11 @@ struct Times {
   double best_limit = 0;
 };
 
-Status TakeSamples(BenchSession* session, const Demand& demand, DType dtype,
+Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
                    Workload* work, Workload* near, Times* times,
                    BenchRow* row) {
-  const Bound bound = demand.bound;
   // What is held against reading where the data sits must find it there.
-  const bool warms = bound == Bound::kTighter && !demand.cold;
+  const bool warms = bound == Bound::kTighter;
   std::vector<Sampler> samplers = {
       {.go = [=] { return work->Run(); }, .warms = warms},
       {.go = [=] { return near->Run(); }, .warms = warms}};
@@ -187,8 +186,8 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
       Workload::Create(session->attention(), &fixture, demand.shape,
                        {.distinct_blocks = kNearBlocks}));
   Times times;
-  VARLANE_TOOLS_TRY(TakeSamples(session, demand, fixture.dtype(), work.get(),
-                                near.get(), &times, row));
+  VARLANE_TOOLS_TRY(TakeSamples(session, demand.bound, fixture.dtype(),
+                                work.get(), near.get(), &times, row));
   const std::vector<double> limits = LimitSeconds(times);
   std::vector<double> ratios;
   for (size_t i = 0; i < limits.size(); ++i) {
