@@ -47,6 +47,28 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
 }
 
 template <class Ops>
+HWY_INLINE void PackRows(const AttendArgs& args, const Workspace<Ops>& ws,
+                         int row_begin, int row_end) {
+  for (int row = row_begin; row < row_end; ++row) {
+    const RowPlace& place = ws.places[row];
+    PackQuery<Ops>(
+        args, QueryRow(args, place.token, place.head), ws.floats,
+        ws.q + static_cast<size_t>(row) * static_cast<size_t>(ws.steps));
+  }
+}
+
+// Before a register group meets its first keys: its q is packed, and the next
+// one's asked for, which this one's arithmetic hides.
+template <class Ops>
+HWY_INLINE void OpenGroup(const AttendArgs& args, const Workspace<Ops>& ws,
+                          const RowGroups& groups, int group_end, int g) {
+  if (g + 1 < group_end) {
+    FetchQuery(args, ws, groups.begin(g + 1), groups.begin(g + 2));
+  }
+  PackRows(args, ws, groups.begin(g), groups.begin(g + 1));
+}
+
+template <class Ops>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                               const RowGroups& groups, int group_begin,
                               int group_end, int64_t partition) {
@@ -60,6 +82,9 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   const int64_t high =
       HWY_MIN((partition + 1) * kPartition, ws.places[row_end - 1].high);
   if (low >= high) return;
+  const bool opens =
+      partition ==
+      HWY_MAX(args.partition_begin, ws.places[row_begin].low / kPartition);
 
   RunContext<Ops> run;
   run.args = &args;
@@ -89,7 +114,10 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
     run.tiles = static_cast<int>(
         (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
     for (int g = group_begin; g < group_end; ++g) {
-      if (t == begin) FetchOut(args, ws, groups.begin(g), groups.begin(g + 1));
+      if (t == begin) {
+        if (opens) OpenGroup(args, ws, groups, group_end, g);
+        FetchOut(args, ws, groups.begin(g), groups.begin(g + 1));
+      }
       PassGroup(run, next->count != 0 ? next : nullptr, groups, group_begin,
                 group_end, g);
     }
@@ -133,23 +161,9 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
   float* lse = args.lse == nullptr
                    ? nullptr
                    : args.lse + token * args.lse_token_stride + head;
-  FinishRow<Ops>(
-      state, args.sinks == nullptr ? nullptr : args.sinks + head,
-      args.v_head_size, args.out_dtype,
-      RowAt(args.out, args.out_dtype,
-            token * args.out_token_stride + head * args.out_head_stride),
-      lse);
-}
-
-template <class Ops>
-HWY_INLINE void PackRows(const AttendArgs& args, const Workspace<Ops>& ws,
-                         int row_begin, int row_end) {
-  for (int row = row_begin; row < row_end; ++row) {
-    const RowPlace& place = ws.places[row];
-    PackQuery<Ops>(
-        args, place.token, place.head, ws.floats,
-        ws.q + static_cast<size_t>(row) * static_cast<size_t>(ws.steps));
-  }
+  FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
+                 args.v_head_size, args.out_dtype, OutRow(args, token, head),
+                 lse);
 }
 
 template <class Ops>
@@ -165,7 +179,6 @@ void AttendRows(const AttendArgs& args) {
       const int group_end = HWY_MIN(g + kChunkGroups, groups.count);
       const int row_begin = groups.begin(g);
       const int row_end = groups.begin(group_end);
-      if (p == args.partition_begin) PackRows(args, ws, row_begin, row_end);
       PassPartition<Ops>(args, ws, groups, g, group_end, p);
       for (int row = row_begin; row < row_end; ++row) {
         ClosePartition<Ops>(args, ws, row, row - row_begin, p);
@@ -188,13 +201,11 @@ void MergePartials(const MergeArgs& args) {
     }
     const int64_t token = row / args.group;
     const int64_t head = row % args.group;
-    FinishRow<Ops>(
-        state, args.sinks == nullptr ? nullptr : args.sinks + head,
-        args.v_head_size, args.out_dtype,
-        RowAt(args.out, args.out_dtype,
-              token * args.out_token_stride + head * args.out_head_stride),
-        args.lse == nullptr ? nullptr
-                            : args.lse + token * args.lse_token_stride + head);
+    FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
+                   args.v_head_size, args.out_dtype, OutRow(args, token, head),
+                   args.lse == nullptr
+                       ? nullptr
+                       : args.lse + token * args.lse_token_stride + head);
   }
 }
 

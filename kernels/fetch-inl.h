@@ -54,7 +54,29 @@ HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
   FetchValues(run, next.v + begin, next.v + end, false, run.value_fetch);
 }
 
-// Fetches where rows will write, while there is arithmetic to hide it.
+// One row in memory. Locality as the compiler's builtin has it: 3 = L1, 2 = L2.
+template <int kLocality>
+HWY_INLINE void FetchRow(const void* row, size_t bytes) {
+  const auto* line = static_cast<const std::byte*>(row);
+  for (size_t i = 0; i < bytes; i += 64) {
+    __builtin_prefetch(line + i, 0, kLocality);
+  }
+}
+
+// Fetches q of rows that are packed next.
+template <class Ops>
+HWY_INLINE void FetchQuery(const AttendArgs& args, const Workspace<Ops>& ws,
+                           int row_begin, int row_end) {
+  const size_t bytes =
+      static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
+  for (int row = row_begin; row < row_end; ++row) {
+    const RowPlace& place = ws.places[row];
+    FetchRow<3>(QueryRow(args, place.token, place.head), bytes);
+  }
+}
+
+// Fetches where rows will write, while there is arithmetic to hide it: not into
+// L1, where it would not stay for so long.
 template <class Ops>
 HWY_INLINE void FetchOut(const AttendArgs& args, const Workspace<Ops>& ws,
                          int row_begin, int row_end) {
@@ -63,11 +85,7 @@ HWY_INLINE void FetchOut(const AttendArgs& args, const Workspace<Ops>& ws,
       static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
   for (int row = row_begin; row < row_end; ++row) {
     const RowPlace& place = ws.places[row];
-    const auto* out = static_cast<const std::byte*>(
-        RowAt(args.out, args.out_dtype,
-              place.token * args.out_token_stride +
-                  place.head * args.out_head_stride));
-    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(out + i, 1, 3);
+    FetchRow<2>(OutRow(args, place.token, place.head), bytes);
   }
 }
 

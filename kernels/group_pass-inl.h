@@ -21,6 +21,12 @@ HWY_INLINE void OfWidth(int width, const Tile& tile) {
   tile(std::integral_constant<int, 1>());
 }
 
+// Bytes from a step's first vector in the cache to vector `vec`.
+template <class Ops>
+HWY_INLINE size_t VecOffset(int vec) {
+  return static_cast<size_t>(vec) * kVecBytes<Ops>;
+}
+
 // Scores of R rows for the vectors of keys that hold [begin, end) of the tile
 // whose groups stand at `groups`.
 template <class Ops, int R, FetchMode kFetch>
@@ -28,28 +34,20 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
                        const std::byte* const* groups, size_t stride,
                        size_t steps, int begin, int end, float* scores,
                        Prefetch& fetch) {
-  constexpr int kVecBytes =
-      static_cast<int>(kN) * Ops::kPack * int{sizeof(typename Ops::Cache)};
   constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
   const int vecs = (end + static_cast<int>(kN) - 1) / static_cast<int>(kN);
   for (int v = begin / static_cast<int>(kN); v < vecs; v += kMaxVecs) {
     const int width = HWY_MIN(kMaxVecs, vecs - v);
     const std::byte* k[kMaxVecs];
     for (int i = 0; i < width; ++i) {
-      k[i] = groups[(v + i) / kGroupVecs] + (v + i) % kGroupVecs * kVecBytes;
+      k[i] =
+          groups[(v + i) / kGroupVecs] + VecOffset<Ops>((v + i) % kGroupVecs);
     }
     OfWidth(width, [&](auto vectors) HWY_ATTR {
       ScoreTile<Ops, R, decltype(vectors)::value, kFetch>(
           q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
     });
   }
-}
-
-// Bytes from the first vector of a step of V to vector `vec`.
-template <class Ops>
-HWY_INLINE size_t VecOffset(int vec) {
-  return static_cast<size_t>(vec) * kN * Ops::kPack *
-         sizeof(typename Ops::Cache);
 }
 
 // The values of the group that stands at `group`, from vector `vec` on.

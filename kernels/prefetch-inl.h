@@ -11,8 +11,8 @@ namespace VARLANE_NS {
 // GB/s a core over random 4 KiB pieces).
 //
 //   kNoFetch    what it reads is in L2 already
-//   kFetchNear  two lines a step of one piece or of each of two: few rows,
-//               whose next keys or values are needed soon
+//   kFetchNear  as many lines a step as it reads, of one piece or of two side
+//               by side: few rows, whose next keys or values are needed soon
 //   kFetchFar   a line a step: many rows share a run, and the next one is
 //               spread over some of them
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
@@ -80,7 +80,7 @@ struct Prefetch {
 // Steps through a Prefetch with its state in few registers. Every line is asked
 // for twice, two lines apart: the CPU drops what it has no room for (Zen 4,
 // from DRAM: 10% more).
-template <FetchMode kMode>
+template <class Ops, FetchMode kMode>
 class Fetcher {
  public:
   explicit HWY_INLINE Fetcher(Prefetch& fetch)
@@ -102,7 +102,6 @@ class Fetcher {
 
   HWY_INLINE void Step() {
     if constexpr (kMode != kNoFetch) {
-      constexpr size_t kLines = kMode == kFetchNear ? 2 : 1;
       HWY_UNROLL(2) for (size_t i = 0; i < kLines; ++i) {
         const size_t again = at_ - 2 * fetch_.stride;
         __builtin_prefetch(one_ + at_, 0, 2);
@@ -119,6 +118,14 @@ class Fetcher {
   }
 
  private:
+  // A step, from each piece. Near: half of what a register tile reads. Faster,
+  // the CPU would have no room for what is asked for and drop it (f16 at twice
+  // the pace, from DRAM: 20% less).
+  static constexpr size_t kLines =
+      kMode == kFetchNear
+          ? HWY_MAX(kMaxVecs * kVecBytes<Ops> / (2 * 64), size_t{1})
+          : 1;
+
   HWY_INLINE void EndPieces() {
     if (fetch_.next == fetch_.end) {
       at_ = fetch_.stride = 0;

@@ -87,15 +87,24 @@ HWY_INLINE void* RowAt(void* base, DType dtype, int64_t elements) {
          elements * static_cast<int64_t>(SizeOf(dtype));
 }
 
+// Where q of a row stands, and where its output goes.
+HWY_INLINE const void* QueryRow(const AttendArgs& args, int64_t token,
+                                int64_t head) {
+  return RowAt(args.q, args.q_dtype,
+               token * args.q_token_stride + head * args.q_head_stride);
+}
+template <class Args>
+HWY_INLINE void* OutRow(const Args& args, int64_t token, int64_t head) {
+  return RowAt(args.out, args.out_dtype,
+               token * args.out_token_stride + head * args.out_head_stride);
+}
+
 // Packs one q row to operands, contiguous. `floats` [head_size + kLanes] is
 // scratch. A pair of bf16 operands stands in memory as the row itself does.
 template <class Ops>
-HWY_NOINLINE void PackQuery(const AttendArgs& args, int64_t token, int64_t head,
+HWY_NOINLINE void PackQuery(const AttendArgs& args, const void* from,
                             float* HWY_RESTRICT floats,
                             typename Ops::Operand* HWY_RESTRICT to) {
-  const void* from =
-      RowAt(args.q, args.q_dtype,
-            token * args.q_token_stride + head * args.q_head_stride);
 #if VARLANE_NATIVE_BF16
   if (Ops::kPack == 2 && args.q_dtype == DType::kBF16 && !args.negate_q) {
     std::memcpy(to, from, static_cast<size_t>(args.head_size) * 2);

@@ -37,8 +37,7 @@ constexpr int kRunSteps = kRun* kTileSteps<Ops>;
 // Bytes from one step of P.V to the next within a 16-token group.
 template <class Ops>
 HWY_INLINE size_t ValueStride(int acc_floats) {
-  return static_cast<size_t>(acc_floats) * Ops::kPack *
-         sizeof(typename Ops::Cache);
+  return static_cast<size_t>(acc_floats) * kLaneBytes<Ops>;
 }
 
 }  // namespace VARLANE_NS

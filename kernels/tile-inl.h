@@ -39,9 +39,8 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
   }
-  Fetcher<kFetch> fetcher(fetch);
-  constexpr size_t kAheadSteps =
-      kAheadBytes / (NV * kN * Ops::kPack * sizeof(typename Ops::Cache));
+  Fetcher<Ops, kFetch> fetcher(fetch);
+  constexpr size_t kAheadSteps = kAheadBytes / (NV * kVecBytes<Ops>);
   Ahead<kFetch, NV> ahead(fetch);
   ahead.Follow(k, stride, kAheadSteps);
   // Steps until what it is to ask for lies behind these keys.
@@ -148,11 +147,10 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
                         i * static_cast<int>(kN));
     }
   }
-  constexpr size_t kVecBytes = kN * Ops::kPack * sizeof(typename Ops::Cache);
-  constexpr int kLines = static_cast<int>((NV * kVecBytes + 63) / 64);
+  constexpr int kLines = static_cast<int>((NV * kVecBytes<Ops> + 63) / 64);
   constexpr int kAheadGroups = static_cast<int>(
       HWY_MAX(kAheadBytes / (kLines * 64 * kSteps), size_t{1}));
-  Fetcher<kFetch> fetcher(fetch);
+  Fetcher<Ops, kFetch> fetcher(fetch);
   Ahead<kFetch, kLines> ahead(fetch);
   for (int step = begin; step < end;) {
     const int group_end = HWY_MIN(end, (step / kSteps + 1) * kSteps);
@@ -175,8 +173,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
       ahead.Step();
       typename Ops::Raw raw[NV];
       HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
-        raw[i] =
-            Ops::Load(lane + i * kN * Ops::kPack * sizeof(typename Ops::Cache));
+        raw[i] = Ops::Load(lane + i * kVecBytes<Ops>);
       }
       HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
         const typename Ops::Operand y = x[r * kRunSteps<Ops>];
@@ -203,8 +200,7 @@ HWY_NOINLINE void ValueHalfStep(const typename Ops::Operand* HWY_RESTRICT p,
                                 const std::byte* HWY_RESTRICT lane,
                                 int num_vecs, float* HWY_RESTRICT acc) {
   for (int i = 0; i < num_vecs; ++i) {
-    const auto pair =
-        Ops::Load(lane + i * kN * Ops::kPack * sizeof(typename Ops::Cache));
+    const auto pair = Ops::Load(lane + i * kVecBytes<Ops>);
     const auto raw = kEven ? Ops::DropOdd(pair) : Ops::DropEven(pair);
     float* to = acc + i * static_cast<int>(kN);
     StoreF(Ops::MulAdd(LoadF(to), raw, *p), to);

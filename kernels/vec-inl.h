@@ -326,6 +326,12 @@ struct OpsBf16 {
 };
 #endif
 
+// Bytes of the cache in one lane, and in one vector.
+template <class Ops>
+constexpr size_t kLaneBytes = Ops::kPack * sizeof(typename Ops::Cache);
+template <class Ops>
+constexpr size_t kVecBytes = kN* kLaneBytes<Ops>;
+
 // Rounds fp32 to what Ops multiplies and keeps it as fp32.
 template <class Ops>
 HWY_INLINE V RoundOperand(V v) {

@@ -100,6 +100,7 @@ template <class Ops>
 HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
                           int64_t begin, int64_t low, int64_t high,
                           RunPages& pages) {
+  constexpr auto kLane = static_cast<int64_t>(kLaneBytes<Ops>);
   constexpr int64_t kElem = sizeof(typename Ops::Cache);
   const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
   const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
@@ -113,15 +114,14 @@ HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
     const int64_t block = kv.block_table[token >> kv.block_size_log2];
     const int64_t base = block * kv.block_bytes;
     const int64_t within = token & mask;
-    pages.k[g] = kv.k + base + within * Ops::kPack * kElem;
+    pages.k[g] = kv.k + base + within * kLane;
     pages.v[g] = kv.v + base + within * dv * kElem;
   }
 }
 
 template <class Ops>
 HWY_INLINE size_t KeyStride(const AttendArgs& args) {
-  return (size_t{Ops::kPack} * sizeof(typename Ops::Cache))
-         << args.kv.block_size_log2;
+  return kLaneBytes<Ops> << args.kv.block_size_log2;
 }
 
 }  // namespace VARLANE_NS
