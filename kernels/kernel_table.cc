@@ -27,13 +27,18 @@ namespace varlane {
   }
 #define VARLANE_TABLE(ns, name, fma) \
   { name, fma, &ns::kKvF32, &ns::kKvBf16, &ns::kKvF16, &ns::kLimits }
+#define VARLANE_BF16_TABLE(ns, base, name) \
+  { name, true, &base::kKvF32, &ns::kKvBf16, &base::kKvF16, &ns::kLimits }
 
 VARLANE_DECLARE_TARGET(HWY_NAMESPACE)  // the static target
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
 VARLANE_DECLARE_TARGET(N_AVX3)
 #endif
 #if HWY_TARGETS & HWY_AVX3
-VARLANE_DECLARE_TARGET(N_AVX3_BF16)
+namespace N_AVX3_BF16 {  // the rest of it is AVX3's: see passes-inl.h
+extern const KvKernels kKvBf16;
+extern const LimitKernels kLimits;
+}  // namespace N_AVX3_BF16
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX2 && (HWY_TARGETS & HWY_AVX2)
 VARLANE_DECLARE_TARGET(N_AVX2)
@@ -78,7 +83,7 @@ constexpr const char* kStaticName =
 // Best first.
 constexpr Compiled kCompiled[] = {
 #if HWY_TARGETS & HWY_AVX3
-    {VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3, true},
+    {VARLANE_BF16_TABLE(N_AVX3_BF16, N_AVX3, "AVX3_BF16"), HWY_AVX3, true},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
     {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, false},

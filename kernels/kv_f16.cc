@@ -13,4 +13,5 @@
 
 #define VARLANE_OPS OpsF16
 #define VARLANE_KV kKvF16
+#define VARLANE_BF16_PASS 0
 #include "kernels/passes-inl.h"

@@ -1,7 +1,9 @@
 // The passes of one foreach_target round: the target's own, and AVX3_BF16.
 //
 // VARLANE_OPS names the Ops of vec-inl.h, VARLANE_KV the KvKernels to define in
-// each target's namespace. No guard: included once per round.
+// each target's namespace. VARLANE_BF16_PASS says whether AVX3_BF16 has kernels
+// of its own; where nothing multiplies bf16 it takes those of AVX3. No guard:
+// included once per round.
 // SPDX-License-Identifier: Apache-2.0
 
 #undef VARLANE_NS
@@ -18,7 +20,7 @@ constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
 }  // namespace varlane
 HWY_AFTER_NAMESPACE();
 
-#if HWY_TARGET == HWY_AVX3
+#if VARLANE_BF16_PASS && HWY_TARGET == HWY_AVX3
 #undef HWY_TARGET_STR
 #define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16"
 #undef VARLANE_NS

@@ -2,7 +2,8 @@
 //
 // Included before any Highway header in every file that has a foreach pass.
 //
-//   AVX3_BF16  our own pass: AVX3 plus avx512_bf16 (see pass-inl.h)
+//   AVX3_BF16  our own pass: AVX3 plus avx512_bf16 (see pass-inl.h), which
+//              only kernels of the bf16 cache have
 //   AVX3       AVX-512 F/BW/CD/DQ/VL
 //   AVX2       the first with FMA: from here up all give the same bits
 //   SSE4       no FMA; right, but with other roundings
@@ -19,7 +20,14 @@
 // them, and on later versions a name used before its definition would not do.
 #define VARLANE_LATER_X86_TARGETS ((1LL << 3) | (1LL << 4) | (1LL << 6))
 
+// Sanitizer builds (see CMakeLists.txt) do with one target of 128 bits.
+#ifdef VARLANE_FEWER_TARGETS
+#define VARLANE_SPARED_TARGETS HWY_SSE4
+#else
+#define VARLANE_SPARED_TARGETS 0
+#endif
+
 #define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_AVX3_DL | VARLANE_LATER_X86_TARGETS)
+  (HWY_SSSE3 | HWY_AVX3_DL | VARLANE_LATER_X86_TARGETS | VARLANE_SPARED_TARGETS)
 
 #endif  // VARLANE_KERNELS_TARGETS_H_
