@@ -17,12 +17,13 @@ namespace varlane {
 namespace VARLANE_NS {
 
 // One register group over a run. A single one streams K/V, fetching what it
-// needs next. Several bring the next run into L2 for all of them, the last ones
-// of many, so that it need not stay there for long.
+// needs next. Several bring the next run into L2 for all of them: few at two
+// lines a step, lest it be late; the last ones of many, so that it need not
+// stay there for long.
 template <class Ops>
 HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
                           const RowGroups& groups, int begin, int end, int g) {
-  constexpr int kFewGroups = 3;  // too few to fetch a run by a line a step
+  constexpr int kFewGroups = 3;
   constexpr int kFetching = 8;
   const int row = groups.begin(g);
   const int rows = groups.begin(g + 1) - row;
@@ -38,12 +39,8 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
     PassRows<Ops, kNoFetch>(run, rows, row, local);
     return;
   }
-  AimFar(run, *next, turn, turns);
-  if (groups.count <= kFewGroups) {
-    PassRows<Ops, kFetchNear>(run, rows, row, local);
-  } else {
-    PassRows<Ops, kFetchFar>(run, rows, row, local);
-  }
+  AimFar(run, *next, turn, turns, groups.count <= kFewGroups);
+  PassRows<Ops, kFetchFar>(run, rows, row, local);
 }
 
 template <class Ops>

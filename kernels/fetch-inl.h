@@ -45,13 +45,14 @@ HWY_INLINE void AimNear(RunContext<Ops>& run, const RunPages* next) {
 // compute scores, values while they add values. This one is `turn` of `turns`.
 template <class Ops>
 HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
-                       int turns) {
+                       int turns, bool paired) {
   run.score_fetch.Idle(run.pages->k[0]);
   run.value_fetch.Idle(run.pages->k[0]);
-  const int begin = next.count * turn / turns;
-  const int end = next.count * (turn + 1) / turns;
-  FetchKeys(run, next.k + begin, next.k + end, false, run.score_fetch);
-  FetchValues(run, next.v + begin, next.v + end, false, run.value_fetch);
+  const int pairs = next.count / 2;
+  const int begin = pairs * turn / turns * 2;
+  const int end = pairs * (turn + 1) / turns * 2;
+  FetchKeys(run, next.k + begin, next.k + end, paired, run.score_fetch);
+  FetchValues(run, next.v + begin, next.v + end, paired, run.value_fetch);
 }
 
 // One row in memory. Locality as the compiler's builtin has it: 3 = L1, 2 = L2.

@@ -11,10 +11,11 @@ namespace VARLANE_NS {
 // GB/s a core over random 4 KiB pieces).
 //
 //   kNoFetch    what it reads is in L2 already
-//   kFetchNear  as many lines a step as it reads, of one piece or of two side
-//               by side: few rows, whose next keys or values are needed soon
-//   kFetchFar   a line a step: many rows share a run, and the next one is
-//               spread over some of them
+//   kFetchNear  as many lines a step as it reads, of two pieces side by side:
+//               few rows, whose next keys or values are needed soon
+//   kFetchFar   a line a step, of one piece or of each of two: more rows share
+//   a
+//               run, and the next one is spread over some of them
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
 
 // The first lines of what a micro-kernel reads: line[i] + step * stride.
@@ -88,7 +89,8 @@ class Fetcher {
         one_(fetch.stream[0]),
         two_(fetch.stream[1]),
         at_(fetch.at),
-        left_(fetch.left) {}
+        left_(fetch.left),
+        paired_(fetch.paired) {}
   HWY_INLINE ~Fetcher() {
     if constexpr (kMode != kNoFetch) {
       fetch_.stream[0] = one_;
@@ -105,7 +107,7 @@ class Fetcher {
       HWY_UNROLL(2) for (size_t i = 0; i < kLines; ++i) {
         const size_t again = at_ - 2 * fetch_.stride;
         __builtin_prefetch(one_ + at_, 0, 2);
-        if constexpr (kMode == kFetchNear) {
+        if (kMode == kFetchNear || paired_) {
           __builtin_prefetch(two_ + at_, 0, 2);
           __builtin_prefetch(two_ + again, 0, 2);
         }
@@ -143,6 +145,7 @@ class Fetcher {
   const std::byte* two_;
   size_t at_;
   size_t left_;
+  bool paired_;
 };
 
 // Asks for what a micro-kernel reads kAheadBytes later. Most of that was asked
