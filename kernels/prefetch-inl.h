@@ -14,8 +14,7 @@ namespace VARLANE_NS {
 //   kFetchNear  as many lines a step as it reads, of two pieces side by side:
 //               few rows, whose next keys or values are needed soon
 //   kFetchFar   a line a step, of one piece or of each of two: more rows share
-//   a
-//               run, and the next one is spread over some of them
+//               a run, and the next one is spread over some of them
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
 
 // The first lines of what a micro-kernel reads: line[i] + step * stride.
