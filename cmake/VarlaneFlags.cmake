@@ -16,8 +16,8 @@ if(VARLANE_SANITIZE)
   target_compile_options(varlane_flags INTERFACE
     -fsanitize=${VARLANE_SANITIZE} -fno-omit-frame-pointer
     -fno-sanitize-recover=all
-    # Instrumented code compiles twice as fast as at -O2, and the kernels' five
-    # targets of inlined vectors would take minutes a file.
+    # Instrumented code compiles twice as fast as at -O2, and the kernels'
+    # inlined vectors, once a target, would take minutes a file.
     -O1 -g1)
   target_link_options(varlane_flags INTERFACE -fsanitize=${VARLANE_SANITIZE})
   if(VARLANE_SANITIZE MATCHES "thread")
