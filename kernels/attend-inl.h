@@ -58,9 +58,10 @@ HWY_INLINE void PackRows(const AttendArgs& args, const Workspace<Ops>& ws,
 // one's asked for, which this one's arithmetic hides.
 template <class Ops>
 HWY_INLINE void OpenGroup(const AttendArgs& args, const Workspace<Ops>& ws,
-                          const RowGroups& groups, int group_end, int g) {
+                          const RowGroups& groups, int group_end, int g,
+                          RowFetches& fetches) {
   if (g + 1 < group_end) {
-    FetchQuery(args, ws, groups.begin(g + 1), groups.begin(g + 2));
+    FetchQuery(args, ws, groups.begin(g + 1), groups.begin(g + 2), fetches);
   }
   PackRows(args, ws, groups.begin(g), groups.begin(g + 1));
 }
@@ -112,8 +113,10 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
         (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
     for (int g = group_begin; g < group_end; ++g) {
       if (t == begin) {
-        if (opens) OpenGroup(args, ws, groups, group_end, g);
-        FetchOut(args, ws, groups.begin(g), groups.begin(g + 1));
+        if (opens) OpenGroup(args, ws, groups, group_end, g, run.row_fetches);
+        FetchOut(args, ws, groups.begin(g), groups.begin(g + 1),
+                 run.row_fetches);
+        run.row_fetches.Spread(run.tiles);
       }
       PassGroup(run, next->count != 0 ? next : nullptr, groups, group_begin,
                 group_end, g);

@@ -55,38 +55,28 @@ HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
   FetchValues(run, next.v + begin, next.v + end, paired, run.value_fetch);
 }
 
-// One row in memory. Locality as the compiler's builtin has it: 3 = L1, 2 = L2.
-template <int kLocality>
-HWY_INLINE void FetchRow(const void* row, size_t bytes) {
-  const auto* line = static_cast<const std::byte*>(row);
-  for (size_t i = 0; i < bytes; i += 64) {
-    __builtin_prefetch(line + i, 0, kLocality);
-  }
-}
-
-// Fetches q of rows that are packed next.
+// q of rows that are packed next.
 template <class Ops>
 HWY_INLINE void FetchQuery(const AttendArgs& args, const Workspace<Ops>& ws,
-                           int row_begin, int row_end) {
+                           int row_begin, int row_end, RowFetches& fetches) {
   const size_t bytes =
       static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
   for (int row = row_begin; row < row_end; ++row) {
     const RowPlace& place = ws.places[row];
-    FetchRow<3>(QueryRow(args, place.token, place.head), bytes);
+    fetches.Add(QueryRow(args, place.token, place.head), bytes);
   }
 }
 
-// Fetches where rows will write, while there is arithmetic to hide it: not into
-// L1, where it would not stay for so long.
+// Where rows will write, while there is arithmetic to hide it.
 template <class Ops>
 HWY_INLINE void FetchOut(const AttendArgs& args, const Workspace<Ops>& ws,
-                         int row_begin, int row_end) {
+                         int row_begin, int row_end, RowFetches& fetches) {
   if (args.partials != nullptr) return;
   const size_t bytes =
       static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
   for (int row = row_begin; row < row_end; ++row) {
     const RowPlace& place = ws.places[row];
-    FetchRow<2>(OutRow(args, place.token, place.head), bytes);
+    fetches.Add(OutRow(args, place.token, place.head), bytes);
   }
 }
 

@@ -103,6 +103,7 @@ struct RunContext {
   bool several;          // runs: too much to have stayed in a cache
   Prefetch score_fetch;  // while a group's scores
   Prefetch value_fetch;  // and its values are computed
+  RowFetches row_fetches;
 };
 
 // Keys [begin, end) of a tile that one row sees; empty where end == begin.
@@ -208,6 +209,7 @@ class GroupPass {
     const int64_t last = place_[0].high - run_.begin;
     const bool same_end = place_[R - 1].high == place_[0].high;
     for (int tile = 0; tile < run_.tiles; ++tile) {
+      run_.row_fetches.Step();
       const int64_t begin = int64_t{tile} * kKeyTile;
       if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
         WholeTile(tile);
@@ -220,6 +222,7 @@ class GroupPass {
     }
     Soften();
     AddValues(steps_);
+    run_.row_fetches.Finish();
   }
 
  private:

@@ -93,75 +93,97 @@ HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
 // Turns scores of rows and one tile into weights p = 2^(s x scale - max) and
 // adds them to the rows' lane sums, half a row at a time. The lanes of a sum
 // are token mod 16 whatever the vector width.
+//
+// Beside arithmetic that hides them the halves overlap: a portion of the work
+// ends one half and begins the next one. So nothing waits for long for what it
+// needs, taking room that multiply-adds would use; there is half as much of it
+// while another thread runs on the same core.
 template <class Ops, int R>
 struct SoftenRows {
-  static constexpr int kRows = R;
+  static constexpr int kPortions = 2 * R;
   static constexpr int kLaneVecs = kLanes / static_cast<int>(kN);
   static constexpr int kHalfVecs = kTileVecs / 2;
-  struct Sums {
-    V v[kLaneVecs];
+  struct State {
+    V sums[kLaneVecs];
+    SplitExponent split[kHalfVecs];
   };
 
   const float* scores;  // [R][kKeyTile]
   float scale_log2;
   const RowState* HWY_RESTRICT rows;
-  float* HWY_RESTRICT lanes;              // [R][kLanes]
-  typename Ops::Operand* HWY_RESTRICT p;  // [R] rows kRunSteps apart
+  float* HWY_RESTRICT lanes;  // [R][kLanes]
+  typename Ops::Operand* p;   // [R] rows kRunSteps apart
 
-  // Half a row: the first and the second one of row 0, of row 1, ...
-  HWY_INLINE void Half(int index, Sums& sums) const {
-    constexpr int kStep = static_cast<int>(kN);
-    const int r = index / 2;
-    const int half = index % 2;
-    float* row_lanes = lanes + r * kLanes;
-    if (half == 0) {
-      HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
-        sums.v[i] = LoadF(row_lanes + i * kStep);
-      }
-    }
-    Weigh(r, half, sums);
-    if (half == 1) Store(sums, row_lanes);
+  HWY_INLINE void Start(State& state) const { Begin(0, state); }
+
+  HWY_INLINE void Portion(int index, State& state) const {
+    End(index, state);
+    if (index + 1 < kPortions) Begin(index + 1, state);
   }
 
   // All of a row, or its first half where nobody sees the second.
   HWY_INLINE void Row(int r, int halves) const {
-    Sums sums;
-    Half(2 * r, sums);
+    State state;
+    Begin(2 * r, state);
+    End(2 * r, state);
     if (halves == 2) {
-      Half(2 * r + 1, sums);
+      Begin(2 * r + 1, state);
+      End(2 * r + 1, state);
     } else {
-      Store(sums, lanes + r * kLanes);
+      StoreSums(state, r);
     }
   }
 
  private:
-  HWY_INLINE void Weigh(int r, int half, Sums& sums) const {
+  // Half a row: the first and the second one of row 0, of row 1, ...
+  HWY_INLINE void Begin(int index, State& state) const {
     constexpr int kStep = static_cast<int>(kN);
-    const float* from = scores + r * kKeyTile + half * (kKeyTile / 2);
+    const float* from = scores + index * (kKeyTile / 2);
     const V scale = Broadcast(scale_log2);
-    const V minus_max = Broadcast(-rows[r].max);
-    V s[kHalfVecs];
+    const V minus_max = Broadcast(-rows[index / 2].max);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
-      s[v] =
-          Exp2<Ops::kExpDegree>(Fma(LoadF(from + v * kStep), scale, minus_max));
-      sums.v[v % kLaneVecs] = hn::Add(sums.v[v % kLaneVecs], s[v]);
+      state.split[v] =
+          SplitExp2(Fma(LoadF(from + v * kStep), scale, minus_max));
     }
-    auto* to = p + r * kRunSteps<Ops> + half * (kTileSteps<Ops> / 2);
+  }
+
+  HWY_INLINE void End(int index, State& state) const {
+    constexpr int kStep = static_cast<int>(kN);
+    const int r = index / 2;
+    const int half = index % 2;
+    if (half == 0) {
+      HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
+        state.sums[i] = LoadF(lanes + r * kLanes + i * kStep);
+      }
+    }
+    V weights[kHalfVecs];
+    HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
+      weights[v] = JoinExp2<Ops::kExpDegree>(state.split[v]);
+      V& sum = state.sums[v % kLaneVecs];
+      sum = hn::Add(sum, weights[v]);
+    }
+    StoreWeights(weights,
+                 p + r * kRunSteps<Ops> + half * (kTileSteps<Ops> / 2));
+    if (half == 1) StoreSums(state, r);
+  }
+
+  static HWY_INLINE void StoreWeights(const V (&weights)[kHalfVecs],
+                                      typename Ops::Operand* to) {
 #if VARLANE_NATIVE_BF16
     if constexpr (Ops::kPack == 2) {
-      Ops::StorePairs(s[0], s[1], to);
+      Ops::StorePairs(weights[0], weights[1], to);
       return;
     }
 #endif
     auto* floats = reinterpret_cast<float*>(to);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
-      StoreF(RoundOperand<Ops>(s[v]), floats + v * kStep);
+      StoreF(RoundOperand<Ops>(weights[v]), floats + v * static_cast<int>(kN));
     }
   }
 
-  static HWY_INLINE void Store(const Sums& sums, float* row_lanes) {
+  HWY_INLINE void StoreSums(const State& state, int r) const {
     HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
-      StoreF(sums.v[i], row_lanes + i * static_cast<int>(kN));
+      StoreF(state.sums[i], lanes + r * kLanes + i * static_cast<int>(kN));
     }
   }
 };

@@ -10,10 +10,12 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Work beside the scores of a tile: none.
+// Work beside the scores of a tile: none. What does not multiply hides behind
+// what does only in small portions, however far the CPU looks ahead.
 struct NoSide {
-  static constexpr int kRows = 0;
-  struct Sums {};
+  static constexpr int kPortions = 0;
+  struct State {};
+  HWY_INLINE void Start(State&) const {}
 };
 
 // acc[r][v] = q_r . k, one FMA chain per (row, token) in head order.
@@ -21,9 +23,7 @@ struct NoSide {
 // q       [R][steps] operands
 // k       NV addresses of the first step's lanes
 // stride  bytes from one step to the next
-// side    is worked on meanwhile, half a row at a time: what does not multiply
-//         hides behind what does only in small portions, however far the CPU
-//         looks ahead
+// side    is worked on meanwhile
 template <class Ops, int R, int NV, FetchMode kFetch, class Side>
 HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
                              const std::byte* const* HWY_RESTRICT k,
@@ -45,17 +45,13 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   ahead.Follow(k, stride, kAheadSteps);
   // Steps until what it is to ask for lies behind these keys.
   size_t own = steps > kAheadSteps ? steps - kAheadSteps : 1;
-  constexpr int kHalves = 2 * Side::kRows;
   const std::byte* const end = x + row_bytes;
-  const std::byte* stop = end;
-  size_t part = 0;
-  if constexpr (kHalves != 0) {
-    part = steps / kHalves * sizeof(typename Ops::Operand);
-    stop = x + part;
-  }
-  typename Side::Sums sums;
-  for (int half = 0; half <= kHalves; ++half) {
-    for (; x != stop; x += sizeof(typename Ops::Operand), at += stride) {
+  const size_t part = steps / (Side::kPortions + 1) * sizeof(*q);
+  const std::byte* stop = Side::kPortions == 0 ? end : x + part;
+  typename Side::State state;
+  side.Start(state);
+  for (int portion = 0; portion <= Side::kPortions; ++portion) {
+    for (; x != stop; x += sizeof(*q), at += stride) {
       fetcher.Step();
       ahead.Step();
       if constexpr (kFetch == kFetchNear) {
@@ -75,10 +71,10 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
         }
       }
     }
-    if constexpr (kHalves != 0) {
-      if (half == kHalves) break;
-      side.Half(half, sums);
-      stop = half + 1 == kHalves ? end : stop + part;
+    if constexpr (Side::kPortions != 0) {
+      if (portion == Side::kPortions) break;
+      side.Portion(portion, state);
+      stop = portion + 1 == Side::kPortions ? end : stop + part;
     }
   }
 }

@@ -130,27 +130,43 @@ HWY_INLINE V AtLeast(V x, float low) {
 #endif
 }
 
-// 2^x for x <= 127: x rounded to eighths picks the coefficients of what is
-// left, since table lookups cost nothing beside multiplications, which are
-// scarce. NaN stays NaN, -inf gives 0.
+// 2^x for x <= 127 in two parts, each short enough that nothing waits long for
+// the other's results: x rounded to eighths, then the polynomial of what is
+// left. The eighth picks its coefficients, since table lookups cost nothing
+// beside multiplications, which are scarce. NaN stays NaN, -inf gives 0.
+struct SplitExponent {
+  V sum;   // x + 1.5 x 2^20, whose ulps are eighths
+  V rest;  // of x, at most 1/16
+};
+
+constexpr float kEighthsMagic = 1572864.0f;
+
+HWY_INLINE SplitExponent SplitExp2(V x) {
+  x = AtLeast(x, -127.0f);
+  const V magic = Broadcast(kEighthsMagic);
+  const V sum = hn::Add(x, magic);
+  return {sum, hn::Sub(x, hn::Sub(sum, magic))};
+}
+
 template <int kDegree>
-HWY_INLINE V Exp2(V x) {
+HWY_INLINE V JoinExp2(const SplitExponent& split) {
   using C0 = Exp2Table<kDegree, 0>;
   using C1 = Exp2Table<kDegree, 1>;
   using C2 = Exp2Table<kDegree, 2>;
-  x = AtLeast(x, -127.0f);
-  const V magic = Broadcast(1572864.0f);  // 1.5 x 2^20: ulps are eighths
-  const V sum = hn::Add(x, magic);
-  const V n = hn::Sub(sum, magic);
-  const V r = hn::Sub(x, n);
-  const auto bits = hn::BitCast(DI(), sum);
+  const V n = hn::Sub(split.sum, Broadcast(kEighthsMagic));
+  const auto bits = hn::BitCast(DI(), split.sum);
   const auto index = hn::And(bits, hn::Set(DI(), 7));
   V p = C2::Look(index);
   if constexpr (kDegree == 3) {
-    p = Fma(r, Exp2Table<kDegree, 3>::Look(index), p);
+    p = Fma(split.rest, Exp2Table<kDegree, 3>::Look(index), p);
   }
-  p = Fma(r, p, C1::Look(index));
-  return Ldexp(Fma(r, p, C0::Look(index)), n, bits);
+  p = Fma(split.rest, p, C1::Look(index));
+  return Ldexp(Fma(split.rest, p, C0::Look(index)), n, bits);
+}
+
+template <int kDegree>
+HWY_INLINE V Exp2(V x) {
+  return JoinExp2<kDegree>(SplitExp2(x));
 }
 
 template <int kDegree>

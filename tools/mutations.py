@@ -118,10 +118,14 @@ MUTATIONS = [
      "state.max = new_max;",
      "if (state.max == kMinusInf) state.max = new_max;"),
     ("last token group missing from the sum", SOFTMAX,
-     "sums.v[v % kLaneVecs] = hn::Add(sums.v[v % kLaneVecs], s[v]);",
-     "if (half == 0 || v + 1 < kHalfVecs) {\n"
-     "        sums.v[v % kLaneVecs] = hn::Add(sums.v[v % kLaneVecs], s[v]);\n"
-     "      }"),
+     "sum = hn::Add(sum, weights[v]);",
+     "if (half == 0 || v + 1 < kHalfVecs) sum = hn::Add(sum, weights[v]);"),
+    ("half a row weighed with its neighbour's scores", SOFTMAX,
+     "if (index + 1 < kPortions) Begin(index + 1, state);",
+     "if (index % 2 == 0) Begin(index + 1, state);"),
+    ("last half row never weighed", TILE,
+     "portion <= Side::kPortions; ++portion",
+     "portion <= Side::kPortions - (Side::kPortions != 0); ++portion"),
     ("half the exponential's table", VEC,
      "hn::And(bits, hn::Set(DI(), 7))", "hn::And(bits, hn::Set(DI(), 3))"),
     ("a lane missing from the sum", VEC,
