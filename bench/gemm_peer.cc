@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "oneapi/dnnl/dnnl.hpp"
+#include "varlane/huge_page_allocator.h"
 #include "varlane/kv_ops.h"
 
 namespace varlane::bench {
@@ -116,21 +117,22 @@ class GemmPeer::Impl {
 
   Status Prepare(const Workload& work);
   Result<double> Run();
-  const std::vector<float>& out() const { return out_; }
+  std::span<const float> out() const { return out_; }
 
  private:
   struct Sequence {
     int64_t first_row = 0;  // of the batch
     int q_len = 0;
     int context = 0;
-    std::vector<std::byte> k;  // [Hkv, context, D]
-    std::vector<std::byte> v;
+    HugePageVector<std::byte> k;  // [Hkv, context, D]
+    HugePageVector<std::byte> v;
   };
   struct Worker {
     dnnl::stream stream;
-    std::vector<std::byte> scores;   // f32 [task heads, rows, keys]
-    std::vector<std::byte> weights;  // bf16, where f32 uses the scores' place
-    std::vector<std::byte> scratch;
+    HugePageVector<std::byte> scores;  // f32 [task heads, rows, keys]
+    HugePageVector<std::byte>
+        weights;  // bf16, where f32 uses the scores' place
+    HugePageVector<std::byte> scratch;
     std::vector<float> sums;
   };
 
@@ -155,8 +157,8 @@ class GemmPeer::Impl {
   std::vector<Task> tasks_;
   std::map<std::pair<int, int64_t>, Pair> pairs_;  // by rows and keys
   std::vector<Worker> workers_;
-  std::vector<std::byte> q_;  // [total_q, Hq, D]
-  std::vector<float> out_;
+  HugePageVector<std::byte> q_;  // [total_q, Hq, D]
+  HugePageVector<float> out_;
 };
 
 Status GemmPeer::Impl::TakeSequences(const Workload& work) {
@@ -167,8 +169,8 @@ Status GemmPeer::Impl::TakeSequences(const Workload& work) {
                          static_cast<size_t>(heads_.kv * heads_.size) *
                          element();
       Sequence seq = {row, group.q_len, group.context,
-                      std::vector<std::byte>(bytes),
-                      std::vector<std::byte>(bytes)};
+                      HugePageVector<std::byte>(bytes),
+                      HugePageVector<std::byte>(bytes)};
       const DType dtype = work.fixture().dtype();
       const int64_t head_stride = int64_t{group.context} * heads_.size;
       const Status status = GatherKv(
@@ -189,7 +191,7 @@ Status GemmPeer::Impl::TakeSequences(const Workload& work) {
 
 Status GemmPeer::Impl::Prepare(const Workload& work) {
   if (Status status = TakeSequences(work); !status.ok()) return status;
-  const std::vector<BF16>& q = work.q();
+  const HugePageVector<BF16>& q = work.q();
   q_.resize(q.size() * element());
   for (size_t i = 0; i < q.size(); ++i) {
     if (bf16_) {
@@ -268,7 +270,7 @@ Pair GemmPeer::Impl::MakePair(int rows, int64_t keys) const {
 
 namespace {
 
-void* AlignUp(std::vector<std::byte>* bytes) {
+void* AlignUp(HugePageVector<std::byte>* bytes) {
   const auto at = reinterpret_cast<uintptr_t>(bytes->data());
   return bytes->data() + (64 - at % 64) % 64;
 }
@@ -371,6 +373,6 @@ Result<std::unique_ptr<GemmPeer>> GemmPeer::Create(Runtime* runtime,
 }
 
 Result<double> GemmPeer::Run() { return impl_->Run(); }
-const std::vector<float>& GemmPeer::out() const { return impl_->out(); }
+std::span<const float> GemmPeer::out() const { return impl_->out(); }
 
 }  // namespace varlane::bench

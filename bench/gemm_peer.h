@@ -10,8 +10,8 @@
 #define VARLANE_BENCH_GEMM_PEER_H_
 
 #include <memory>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "bench/workload.h"
 #include "varlane/runtime.h"
@@ -30,8 +30,8 @@ class GemmPeer {
                                                   bool whole_groups);
   ~GemmPeer();
 
-  Result<double> Run();                   // wall seconds
-  const std::vector<float>& out() const;  // [total_q, Hq, D], of the last Run
+  Result<double> Run();                // wall seconds
+  std::span<const float> out() const;  // [total_q, Hq, D], of the last Run
 
   class Impl;
 

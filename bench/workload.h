@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "varlane/attention.h"
+#include "varlane/huge_page_allocator.h"
 #include "varlane/kv_pool.h"
 #include "varlane/limits.h"
 #include "varlane/runtime.h"
@@ -106,7 +107,7 @@ class Workload {
   const LaunchReport& report() const { return report_; }   // of the last Run
   // [total_q, Hq, D]
   std::span<const std::byte> out() const { return out_; }
-  const std::vector<BF16>& q() const { return q_; }
+  const HugePageVector<BF16>& q() const { return q_; }
   int64_t kv_bytes() const { return report_.kv_bytes; }
 
  private:
@@ -124,9 +125,9 @@ class Workload {
   std::vector<AttentionPlan> plans_;          // [copies]
   std::vector<std::unique_ptr<ReadProbe>> probes_;
   size_t next_ = 0;
-  std::vector<BF16> q_;  // [total_q, Hq, D]
+  HugePageVector<BF16> q_;  // [total_q, Hq, D]
   DType out_dtype_ = DType::kF32;
-  std::vector<std::byte> out_;
+  HugePageVector<std::byte> out_;
   LaunchReport report_;
 };
 

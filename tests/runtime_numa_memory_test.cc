@@ -1,4 +1,5 @@
-// Proves that memory is reserved, committed, populated and given back.
+// Proves that memory is reserved, committed, populated and given back, and that
+// HugePageAllocator hands it out.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -8,15 +9,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
+#include <new>
 #include <string>
 #include <vector>
 
 #include "base/os_calls.h"
 #include "tests/testing/testing.h"
+#include "varlane/huge_page_allocator.h"
 
 namespace varlane {
 namespace {
@@ -278,6 +283,59 @@ TEST(NumaMemoryTest, PreferringANodeSaysWhatTheKernelSaid) {
   EXPECT_TRUE(error == 0 || error == EPERM || error == ENOSYS) << error;
   VARLANE_EXPECT_OK(PopulateMemory(space.data(), kMiB));
   EXPECT_EQ(ResidentBytes(space.data(), kMiB), kMiB);
+}
+
+// --- HugePageAllocator
+// --------------------------------------------------------
+
+TEST(HugePageAllocatorTest, LargeMemoryStandsOnHugePagesAndIsZero) {
+  HugePageVector<float> values(static_cast<size_t>(3 * kMiB) / sizeof(float));
+  const auto* data = reinterpret_cast<const std::byte*>(values.data());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kHugePageBytes, 0U);
+  EXPECT_TRUE(std::all_of(values.begin(), values.end(),
+                          [](float value) { return value == 0; }));
+  const Result<int64_t> huge = HugePageBytes(data, 4 * kMiB);
+  VARLANE_ASSERT_OK(huge.status());
+  std::ifstream enabled("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string modes;
+  std::getline(enabled, modes);
+  const bool given = modes.find("[always]") != std::string::npos ||
+                     modes.find("[madvise]") != std::string::npos;
+  if (!given) GTEST_SKIP() << "no transparent huge pages here: " << modes;
+  EXPECT_GT(*huge, 0);
+}
+
+TEST(HugePageAllocatorTest, EverySizeIsUsableAndFreed) {
+  for (const int64_t bytes : {int64_t{0}, int64_t{1}, int64_t{64}, kMiB - 1,
+                              kMiB, kMiB + 1, 2 * kMiB, 2 * kMiB + 1}) {
+    SCOPED_TRACE(bytes);
+    const auto size = static_cast<size_t>(bytes);
+    auto* data = static_cast<char*>(AllocateHugePages(size));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 64, 0U);
+    std::memset(data, 1, size);
+    FreeHugePages(data, size);
+    if (bytes < kMiB) continue;
+    errno = 0;
+    EXPECT_NE(os::Madvise(data, 1, MADV_NORMAL), 0) << "still mapped";
+    EXPECT_EQ(errno, ENOMEM);
+  }
+  FreeHugePages(nullptr, 0);
+  FreeHugePages(nullptr, static_cast<size_t>(4 * kMiB));
+}
+
+TEST(HugePageAllocatorTest, WhatCannotBeHadIsBadAlloc) {
+  constexpr size_t kMost = std::numeric_limits<size_t>::max();
+  EXPECT_THROW((void)AllocateHugePages(kMost), std::bad_alloc);
+  EXPECT_THROW((void)AllocateHugePages(kMost / 4), std::bad_alloc);
+  EXPECT_THROW((void)HugePageAllocator<float>().allocate(kMost / 2),
+               std::bad_array_new_length);
+  for (const int after : {0, 1}) {  // reserving, committing
+    OsFaults::FailAfter(after, ENOMEM);
+    EXPECT_THROW((void)AllocateHugePages(static_cast<size_t>(4 * kMiB)),
+                 std::bad_alloc)
+        << after;
+    OsFaults::Disarm();
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 
 #include "bench/gemm_peer.h"
@@ -19,7 +20,7 @@ using bench::Shape;
 using bench::Workload;
 
 // Both compute the same thing: bf16 weights differ in the last bits.
-Status Compare(const Workload& work, const std::vector<float>& theirs) {
+Status Compare(const Workload& work, std::span<const float> theirs) {
   const auto* const ours = reinterpret_cast<const float*>(work.out().data());
   double worst = 0;
   double largest = 0;

@@ -23,7 +23,7 @@ PUBLIC_LAYER = {
     "dtype.h": 0, "environment.h": 0, "export.h": 0, "function_ref.h": 0,
     "kv_layout.h": 0, "log.h": 0, "reference.h": 0, "status.h": 0,
     "version.h": 0,
-    "runtime.h": 1, "graph.h": 1, "trace.h": 1,
+    "runtime.h": 1, "graph.h": 1, "trace.h": 1, "huge_page_allocator.h": 1,
     "memory_account.h": 2, "memory_budget.h": 2, "kv_pool.h": 2,
     "pressure.h": 2, "session.h": 2, "swap.h": 2,
     "attention.h": 3, "limits.h": 3,

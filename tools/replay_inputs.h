@@ -14,6 +14,7 @@
 #include "tools/model_presets.h"
 #include "tools/trace.h"
 #include "varlane/dtype.h"
+#include "varlane/huge_page_allocator.h"
 #include "varlane/runtime.h"
 #include "varlane/scheduler.h"
 #include "varlane/status.h"
@@ -85,10 +86,10 @@ class StepBuffers {
   ModelShape model_;
   const Workload* workload_;
   std::vector<SynthToken> tokens_;  // [total_q]
-  std::vector<BF16> q_;
+  HugePageVector<BF16> q_;
   std::vector<BF16> k_;
   std::vector<BF16> v_;
-  std::vector<float> out_;
+  HugePageVector<float> out_;
   std::vector<float> lse_;
 };
 
