@@ -24,7 +24,7 @@ template <class Ops>
 HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
                           const RowGroups& groups, int begin, int end, int g) {
   constexpr int kFewGroups = 3;
-  constexpr int kFetching = 8;
+  constexpr int kFetching = 4;
   const int row = groups.begin(g);
   const int rows = groups.begin(g + 1) - row;
   const int local = row - groups.begin(begin);

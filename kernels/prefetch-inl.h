@@ -40,6 +40,7 @@ struct Prefetch {
   const std::byte* const* end = nullptr;
   size_t at = 0;  // bytes into `stream`
   size_t stride = 0;
+  size_t back = 0;  // two lines
   size_t left = 0;  // lines of `stream`; 0 = nothing to fetch
   size_t lines = 0;
   bool paired = false;  // two pieces side by side
@@ -52,7 +53,7 @@ struct Prefetch {
   HWY_INLINE void Idle(const std::byte* line) {
     for (const std::byte*& piece : stream) piece = line;
     next = end = nullptr;
-    at = stride = left = 0;
+    at = stride = back = left = 0;
     again = false;
   }
 
@@ -65,6 +66,7 @@ struct Prefetch {
     end = to;
     paired = pairs;
     stride = line_stride;
+    back = 2 * line_stride;
     lines = num_lines;
     NextPieces();
   }
@@ -104,7 +106,7 @@ class Fetcher {
   HWY_INLINE void Step() {
     if constexpr (kMode != kNoFetch) {
       HWY_UNROLL(2) for (size_t i = 0; i < kLines; ++i) {
-        const size_t again = at_ - 2 * fetch_.stride;
+        const size_t again = at_ - fetch_.back;
         __builtin_prefetch(one_ + at_, 0, 2);
         if (kMode == kFetchNear || paired_) {
           __builtin_prefetch(two_ + at_, 0, 2);
@@ -129,7 +131,7 @@ class Fetcher {
 
   HWY_INLINE void EndPieces() {
     if (fetch_.next == fetch_.end) {
-      at_ = fetch_.stride = 0;
+      at_ = fetch_.stride = fetch_.back = 0;
       return;
     }
     fetch_.NextPieces();
@@ -153,16 +155,18 @@ class Fetcher {
 // gives a core its bandwidth (Zen 4, 4 rows from DRAM: 15% more).
 constexpr size_t kAheadBytes = 4096;
 
-// kLines lines a step. Nothing where the keys of a tile take several register
-// tiles: those run behind each other over the same lines.
-template <FetchMode kMode, int kLines>
+// kLines lines a step, or two of four in turn where a vector is half a line:
+// then two steps or two vectors share one. Nothing where the keys of a tile
+// take several register tiles: those run behind each other over the same lines.
+template <FetchMode kMode, int kLines, bool kHalves>
 class Ahead {
  public:
-  explicit HWY_INLINE Ahead(const Prefetch& fetch) : on_(fetch.again) {}
+  explicit HWY_INLINE Ahead(const Prefetch& fetch) : fetch_(fetch) {}
 
   // From now on line[i] + step * stride, from `step` on. `line` outlives this.
   HWY_INLINE void Follow(const std::byte* const* line, size_t stride,
                          size_t step) {
+    if (!kOn || !fetch_.again) return;
     line_ = line;
     stride_ = stride;
     at_ = step * stride;
@@ -180,9 +184,16 @@ class Ahead {
 
   HWY_INLINE void Step() {
     if constexpr (kOn) {
-      if (!on_) return;
-      HWY_UNROLL(4) for (int i = 0; i < kLines; ++i) {
-        __builtin_prefetch(line_[i] + at_, 0, 2);
+      if (line_ == nullptr) return;
+      if constexpr (kHalves) {
+        static_assert(kLines == 4);
+        const std::byte* const* line = line_ + at_ / 32 % 2;
+        __builtin_prefetch(line[0] + at_, 0, 2);
+        __builtin_prefetch(line[2] + at_, 0, 2);
+      } else {
+        HWY_UNROLL(4) for (int i = 0; i < kLines; ++i) {
+          __builtin_prefetch(line_[i] + at_, 0, 2);
+        }
       }
       at_ += stride_;
     }
@@ -191,8 +202,8 @@ class Ahead {
  private:
   static constexpr bool kOn = kMode == kFetchNear && kTileVecs == kMaxVecs;
 
-  bool on_;
-  const std::byte* const* line_ = nullptr;
+  const Prefetch& fetch_;
+  const std::byte* const* line_ = nullptr;  // null = nothing to ask for
   const std::byte* row_[kLines];
   size_t stride_ = 0;
   size_t at_ = 0;

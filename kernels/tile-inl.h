@@ -16,6 +16,7 @@ struct NoSide {
   static constexpr int kPortions = 0;
   struct State {};
   HWY_INLINE void Start(State&) const {}
+  HWY_INLINE void Portion(int, State&) const {}
 };
 
 // acc[r][v] = q_r . k, one FMA chain per (row, token) in head order.
@@ -41,22 +42,22 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   }
   Fetcher<Ops, kFetch> fetcher(fetch);
   constexpr size_t kAheadSteps = kAheadBytes / (NV * kVecBytes<Ops>);
-  Ahead<kFetch, NV> ahead(fetch);
+  Ahead<kFetch, NV, NV == 4 && kVecBytes<Ops> == 32> ahead(fetch);
   ahead.Follow(k, stride, kAheadSteps);
-  // Steps until what it is to ask for lies behind these keys.
-  size_t own = steps > kAheadSteps ? steps - kAheadSteps : 1;
-  const std::byte* const end = x + row_bytes;
-  const size_t part = steps / (Side::kPortions + 1) * sizeof(*q);
-  const std::byte* stop = Side::kPortions == 0 ? end : x + part;
+  constexpr int kParts = Side::kPortions != 0   ? Side::kPortions + 1
+                         : kFetch == kFetchNear ? 4
+                                                : 1;
+  const size_t part = steps / kParts;
+  size_t later = kAheadSteps;
+  const std::byte* stop = x;
   typename Side::State state;
   side.Start(state);
-  for (int portion = 0; portion <= Side::kPortions; ++portion) {
+  for (int i = 1; i <= kParts; ++i) {
+    stop = i == kParts ? reinterpret_cast<const std::byte*>(q) + row_bytes
+                       : stop + part * sizeof(*q);
     for (; x != stop; x += sizeof(*q), at += stride) {
       fetcher.Step();
       ahead.Step();
-      if constexpr (kFetch == kFetchNear) {
-        if (HWY_UNLIKELY(--own == 0)) ahead.Follow(fetch.onward, 0);
-      }
       typename Ops::Raw raw[NV];
       HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
         raw[v] = Ops::Load(lane[v] + at);
@@ -71,10 +72,12 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
         }
       }
     }
-    if constexpr (Side::kPortions != 0) {
-      if (portion == Side::kPortions) break;
-      side.Portion(portion, state);
-      stop = portion + 1 == Side::kPortions ? end : stop + part;
+    if (i == kParts) break;
+    side.Portion(i - 1, state);
+    if constexpr (kFetch == kFetchNear) {
+      // Behind these keys comes something else.
+      later += part;
+      if (later >= steps) ahead.Follow(fetch.onward, later - steps);
     }
   }
 }
@@ -147,7 +150,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   constexpr int kAheadGroups = static_cast<int>(
       HWY_MAX(kAheadBytes / (kLines * 64 * kSteps), size_t{1}));
   Fetcher<Ops, kFetch> fetcher(fetch);
-  Ahead<kFetch, kLines> ahead(fetch);
+  Ahead<kFetch, kLines, false> ahead(fetch);
   for (int step = begin; step < end;) {
     const int group_end = HWY_MIN(end, (step / kSteps + 1) * kSteps);
     if constexpr (kFetch == kFetchNear) {
