@@ -209,21 +209,12 @@ class Ahead {
   size_t at_ = 0;
 };
 
-// One row in memory. Locality as the compiler's builtin has it: 3 = L1, 2 = L2.
-template <int kLocality>
-HWY_INLINE void FetchRow(const void* row, size_t bytes) {
-  const auto* line = static_cast<const std::byte*>(row);
-  for (size_t i = 0; i < bytes; i += 64) {
-    __builtin_prefetch(line + i, 0, kLocality);
-  }
-}
-
 // Rows of q and out to bring into L2, some at every key tile: all of them at
 // once would wait for each other, and all else for them.
 class RowFetches {
  public:
   HWY_INLINE void Add(const void* row, size_t bytes) {
-    rows_[left_] = row;
+    rows_[left_] = static_cast<const std::byte*>(row);
     bytes_[left_] = bytes;
     ++left_;
   }
@@ -232,7 +223,9 @@ class RowFetches {
   HWY_INLINE void Step() {
     for (int i = 0; i < each_ && left_ > 0; ++i) {
       --left_;
-      FetchRow<2>(rows_[left_], bytes_[left_]);
+      for (size_t at = 0; at < bytes_[left_]; at += 64) {
+        __builtin_prefetch(rows_[left_] + at, 0, 2);
+      }
     }
   }
   // What tiles that nobody saw have left over.
@@ -241,7 +234,7 @@ class RowFetches {
   }
 
  private:
-  const void* rows_[2 * kMaxRows];
+  const std::byte* rows_[2 * kMaxRows];
   size_t bytes_[2 * kMaxRows];
   int left_ = 0;
   int each_ = 0;
