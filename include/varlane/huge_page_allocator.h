@@ -34,7 +34,7 @@ VARLANE_EXPORT void FreeHugePages(void* data, std::size_t bytes) noexcept;
 // The same for containers.
 template <class T>
 struct HugePageAllocator {
-  using value_type = T;
+  using value_type = T;  // NOLINT(readability-identifier-naming)
 
   HugePageAllocator() = default;
   // Converts as std::allocator does.
