@@ -161,6 +161,8 @@ constexpr size_t kAheadBytes = 4096;
 template <FetchMode kMode, int kLines, bool kHalves>
 class Ahead {
  public:
+  static constexpr bool kOn = kMode == kFetchNear && kTileVecs == kMaxVecs;
+
   explicit HWY_INLINE Ahead(const Prefetch& fetch) : fetch_(fetch) {}
 
   // From now on line[i] + step * stride, from `step` on. `line` outlives this.
@@ -200,8 +202,6 @@ class Ahead {
   }
 
  private:
-  static constexpr bool kOn = kMode == kFetchNear && kTileVecs == kMaxVecs;
-
   const Prefetch& fetch_;
   const std::byte* const* line_ = nullptr;  // null = nothing to ask for
   const std::byte* row_[kLines];

@@ -121,8 +121,20 @@ struct SoftenRows {
     if (index + 1 < kPortions) Begin(index + 1, state);
   }
 
-  // All of a row, or its first half where nobody sees the second.
+  // All of a row, or its first half where nobody sees the second. Called where
+  // it is long: without vectors it is 4 KB of code, at a dozen places.
   HWY_INLINE void Row(int r, int halves) const {
+    if constexpr (kLaneVecs == 1) {
+      InlineRow(r, halves);
+    } else {
+      CallRow(r, halves);
+    }
+  }
+
+ private:
+  HWY_NOINLINE void CallRow(int r, int halves) const { InlineRow(r, halves); }
+
+  HWY_INLINE void InlineRow(int r, int halves) const {
     State state;
     Begin(2 * r, state);
     End(2 * r, state);
@@ -134,7 +146,6 @@ struct SoftenRows {
     }
   }
 
- private:
   // Half a row: the first and the second one of row 0, of row 1, ...
   HWY_INLINE void Begin(int index, State& state) const {
     constexpr int kStep = static_cast<int>(kN);

@@ -44,15 +44,16 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   constexpr size_t kAheadSteps = kAheadBytes / (NV * kVecBytes<Ops>);
   Ahead<kFetch, NV, NV == 4 && kVecBytes<Ops> == 32> ahead(fetch);
   ahead.Follow(k, stride, kAheadSteps);
-  constexpr int kParts = Side::kPortions != 0   ? Side::kPortions + 1
-                         : kFetch == kFetchNear ? 4
-                                                : 1;
+  constexpr bool kSwitches = decltype(ahead)::kOn;  // to what comes after
+  constexpr int kParts = Side::kPortions != 0 ? Side::kPortions + 1
+                         : kSwitches          ? 4
+                                              : 1;
   const size_t part = steps / kParts;
   size_t later = kAheadSteps;
   const std::byte* stop = x;
   typename Side::State state;
   side.Start(state);
-  for (int i = 1; i <= kParts; ++i) {
+  HWY_UNROLL(1) for (int i = 1; i <= kParts; ++i) {
     stop = i == kParts ? reinterpret_cast<const std::byte*>(q) + row_bytes
                        : stop + part * sizeof(*q);
     for (; x != stop; x += sizeof(*q), at += stride) {
@@ -74,8 +75,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
     }
     if (i == kParts) break;
     side.Portion(i - 1, state);
-    if constexpr (kFetch == kFetchNear) {
-      // Behind these keys comes something else.
+    if constexpr (kSwitches) {
       later += part;
       if (later >= steps) ahead.Follow(fetch.onward, later - steps);
     }
