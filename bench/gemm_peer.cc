@@ -129,9 +129,8 @@ class GemmPeer::Impl {
   };
   struct Worker {
     dnnl::stream stream;
-    HugePageVector<std::byte> scores;  // f32 [task heads, rows, keys]
-    HugePageVector<std::byte>
-        weights;  // bf16, where f32 uses the scores' place
+    HugePageVector<std::byte> scores;   // f32 [task heads, rows, keys]
+    HugePageVector<std::byte> weights;  // bf16; f32's stand where scores do
     HugePageVector<std::byte> scratch;
     std::vector<float> sums;
   };
@@ -219,9 +218,9 @@ Status GemmPeer::Impl::Prepare(const Workload& work) {
   workers_.resize(static_cast<size_t>(runtime_->num_workers()));
   for (Worker& worker : workers_) {
     worker.stream = dnnl::stream(engine_);
-    worker.scratch.resize(scratch + 64);
-    worker.scores.resize(scores + 64);
-    if (bf16_) worker.weights.resize(scores / 2 + 64);
+    worker.scratch.resize(scratch);
+    worker.scores.resize(scores);
+    if (bf16_) worker.weights.resize(scores / 2);
     worker.sums.resize(static_cast<size_t>(task_heads_ * kChunk));
   }
   return {};
@@ -268,15 +267,6 @@ Pair GemmPeer::Impl::MakePair(int rows, int64_t keys) const {
   return pair;
 }
 
-namespace {
-
-void* AlignUp(HugePageVector<std::byte>* bytes) {
-  const auto at = reinterpret_cast<uintptr_t>(bytes->data());
-  return bytes->data() + (64 - at % 64) % 64;
-}
-
-}  // namespace
-
 template <typename P>
 void GemmPeer::Impl::Softmax(const Task& task, const Sequence& seq,
                              const float* scores, P* weights,
@@ -305,9 +295,10 @@ void GemmPeer::Impl::RunTask(const Task& task, Worker* worker) {
       static_cast<size_t>(task.kv_head * seq.context * d) * element();
   const auto row_at = static_cast<size_t>(
       (seq.first_row + task.first) * heads_.q * d + task.q_head * d);
-  auto* const scores = static_cast<float*>(AlignUp(&worker->scores));
-  void* const weights = bf16_ ? AlignUp(&worker->weights) : scores;
-  void* const scratch = AlignUp(&worker->scratch);
+  auto* const scores = reinterpret_cast<float*>(worker->scores.data());
+  void* const weights =
+      bf16_ ? static_cast<void*>(worker->weights.data()) : scores;
+  void* const scratch = worker->scratch.data();
   pair.qk.execute(worker->stream,
                   {{DNNL_ARG_SRC, memory(pair.q, &q_[row_at * element()])},
                    {DNNL_ARG_WEIGHTS, memory(pair.k, &seq.k[kv_at])},

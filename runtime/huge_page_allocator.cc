@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/math.h"
 #include "runtime/numa_memory.h"
 
 namespace varlane {
@@ -14,21 +15,19 @@ namespace {
 constexpr std::size_t kLeast = kHugePageBytes / 2;
 constexpr std::align_val_t kHeapAlignment{64};
 
-// Whole huge pages; 0 where that is more than there can be.
-int64_t RoundUp(std::size_t bytes) {
-  constexpr auto kMost =
-      static_cast<std::size_t>(std::numeric_limits<int64_t>::max());
-  if (bytes > kMost - static_cast<std::size_t>(kHugePageBytes)) return 0;
-  const auto wanted = static_cast<int64_t>(bytes);
-  return (wanted + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+// More than there can be, and what still rounds up to whole huge pages.
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max() - kHugePageBytes;
+
+int64_t PagesOf(std::size_t bytes) {
+  return RoundUp(static_cast<int64_t>(bytes), kHugePageBytes);
 }
 
 }  // namespace
 
 void* AllocateHugePages(std::size_t bytes) {
   if (bytes < kLeast) return ::operator new(bytes, kHeapAlignment);
-  const int64_t size = RoundUp(bytes);
-  if (size == 0) throw std::bad_alloc();
+  if (bytes > static_cast<std::size_t>(kMost)) throw std::bad_alloc();
+  const int64_t size = PagesOf(bytes);
   const auto reserved = ReserveAddressSpace(size, kHugePageBytes);
   if (!reserved.ok()) throw std::bad_alloc();
   std::byte* data = reserved.value();
@@ -43,7 +42,7 @@ void FreeHugePages(void* data, std::size_t bytes) noexcept {
   if (bytes < kLeast) {
     ::operator delete(data, kHeapAlignment);
   } else {
-    ReleaseAddressSpace(static_cast<std::byte*>(data), RoundUp(bytes));
+    ReleaseAddressSpace(static_cast<std::byte*>(data), PagesOf(bytes));
   }
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/os_calls.h"
+#include "runtime/page_sizes.h"
 #include "tests/testing/testing.h"
 #include "varlane/huge_page_allocator.h"
 
@@ -285,8 +286,7 @@ TEST(NumaMemoryTest, PreferringANodeSaysWhatTheKernelSaid) {
   EXPECT_EQ(ResidentBytes(space.data(), kMiB), kMiB);
 }
 
-// --- HugePageAllocator
-// --------------------------------------------------------
+// --- the allocator
 
 TEST(HugePageAllocatorTest, LargeMemoryStandsOnHugePagesAndIsZero) {
   HugePageVector<float> values(static_cast<size_t>(3 * kMiB) / sizeof(float));
@@ -296,12 +296,11 @@ TEST(HugePageAllocatorTest, LargeMemoryStandsOnHugePagesAndIsZero) {
                           [](float value) { return value == 0; }));
   const Result<int64_t> huge = HugePageBytes(data, 4 * kMiB);
   VARLANE_ASSERT_OK(huge.status());
-  std::ifstream enabled("/sys/kernel/mm/transparent_hugepage/enabled");
-  std::string modes;
-  std::getline(enabled, modes);
-  const bool given = modes.find("[always]") != std::string::npos ||
-                     modes.find("[madvise]") != std::string::npos;
-  if (!given) GTEST_SKIP() << "no transparent huge pages here: " << modes;
+  std::vector<std::string> warnings;
+  const std::string mode = DetectTransparentHugePages(&warnings);
+  if (mode != "always" && mode != "madvise") {
+    GTEST_SKIP() << "no transparent huge pages here: " << mode;
+  }
   EXPECT_GT(*huge, 0);
 }
 

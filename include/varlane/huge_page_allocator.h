@@ -3,7 +3,7 @@
 // q and out of a step have a page a token and more where pages are 4 KiB, and
 // a launch touches each for microseconds only: looking the page up takes longer
 // than reading what is on it. Short prefills are some 5% faster with q and out
-// on huge pages (docs/speed.md).
+// on huge pages (docs/tuning.md).
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_HUGE_PAGE_ALLOCATOR_H_
