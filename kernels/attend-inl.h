@@ -1,7 +1,7 @@
 // Attention of one threadgroup: its rows against one sequence's context.
 //
-// Loop nest, from the outside: partition, chunk of 256 rows, run of key tiles
-// (whose K/V stay in L2), register group of up to 4 rows, key tile:
+// Loop nest, from the outside: partition, chunk of 64 register groups, run of
+// key tiles (whose K/V stay in L2), register group of kMaxRows rows, key tile:
 //
 //   scores = q k^T (SteadyTile) -> p = softmax (SoftenRows) -> acc += p v
 //

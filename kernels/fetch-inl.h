@@ -32,13 +32,18 @@ template <class Ops>
 HWY_INLINE void AimNear(RunContext<Ops>& run, const RunPages* next) {
   run.score_fetch.Idle(run.pages->k[0]);
   run.value_fetch.Idle(run.pages->k[0]);
-  const auto* v = run.pages->v;
-  FetchValues(run, v, v + run.pages->count, true, run.score_fetch);
+  if constexpr (Fetcher<Ops, kFetchNear>::kOn) {
+    const auto* v = run.pages->v;
+    FetchValues(run, v, v + run.pages->count, true, run.score_fetch);
+  }
   run.value_fetch.onward = KeyHead(run.pages->k, 0);
-  run.score_fetch.again = run.value_fetch.again = run.several;
+  // What a cache may hold is not worth asking for twice.
+  run.score_fetch.again = run.value_fetch.again = kPlainAvx512 || run.several;
   if (next == nullptr) return;
   run.value_fetch.onward = KeyHead(next->k, run.key_stride);
-  FetchKeys(run, next->k, next->k + next->count, true, run.value_fetch);
+  if constexpr (Fetcher<Ops, kFetchNear>::kOn) {
+    FetchKeys(run, next->k, next->k + next->count, true, run.value_fetch);
+  }
 }
 
 // Several: the pieces of the next run are dealt out over them, keys while they

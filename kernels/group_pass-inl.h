@@ -247,8 +247,11 @@ class GroupPass {
   HWY_INLINE bool ScoresOfWhole(int tile) {
     if constexpr (kTileVecs == kMaxVecs) {
       if (HWY_LIKELY(!modified_)) {
-        return softening_ < 0 ? Steady(tile, NoSide())
-                              : Steady(tile, SoftenOf(softening_));
+        if constexpr (kPlainAvx512) Soften();
+        if (softening_ < 0) return Steady(tile, NoSide());
+        if constexpr (!kPlainAvx512) {
+          return Steady(tile, SoftenOf(softening_));
+        }
       }
     }
     Soften();
@@ -416,8 +419,17 @@ HWY_INLINE void PassRows(RunContext<Ops>& run, int rows, int row, int local) {
       return PassRows<Ops, 2, kFetch>(run, row, local);
     case 3:
       return PassRows<Ops, 3, kFetch>(run, row, local);
-    default:
+    case 4:
       return PassRows<Ops, 4, kFetch>(run, row, local);
+    case 5:
+      if constexpr (kMaxRows > 4) {
+        return PassRows<Ops, 5, kFetch>(run, row, local);
+      }
+      break;
+    default:
+      if constexpr (kMaxRows > 4) {
+        return PassRows<Ops, 6, kFetch>(run, row, local);
+      }
   }
 }
 

@@ -25,19 +25,15 @@ namespace varlane {
   extern const KvKernels kKvF16;     \
   extern const LimitKernels kLimits; \
   }
-// `bf16` is the namespace of what multiplies bf16, `ns` that of the rest.
-#define VARLANE_TABLE(ns, bf16, name, fma) \
-  { name, fma, &ns::kKvF32, &bf16::kKvBf16, &ns::kKvF16, &bf16::kLimits }
+#define VARLANE_TABLE(ns, name, fma) \
+  { name, fma, &ns::kKvF32, &ns::kKvBf16, &ns::kKvF16, &ns::kLimits }
 
 VARLANE_DECLARE_TARGET(HWY_NAMESPACE)  // the static target
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
 VARLANE_DECLARE_TARGET(N_AVX3)
 #endif
 #if HWY_TARGETS & HWY_AVX3
-namespace N_AVX3_BF16 {  // the rest of it is AVX3's: see passes-inl.h
-extern const KvKernels kKvBf16;
-extern const LimitKernels kLimits;
-}  // namespace N_AVX3_BF16
+VARLANE_DECLARE_TARGET(N_AVX3_BF16)
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX2 && (HWY_TARGETS & HWY_AVX2)
 VARLANE_DECLARE_TARGET(N_AVX2)
@@ -82,20 +78,18 @@ constexpr const char* kStaticName =
 // Best first.
 constexpr Compiled kCompiled[] = {
 #if HWY_TARGETS & HWY_AVX3
-    {VARLANE_TABLE(N_AVX3, N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3, true},
+    {VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3, true},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
-    {VARLANE_TABLE(N_AVX3, N_AVX3, "AVX3", true), HWY_AVX3, false},
+    {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, false},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX2 && (HWY_TARGETS & HWY_AVX2)
-    {VARLANE_TABLE(N_AVX2, N_AVX2, "AVX2", true), HWY_AVX2, false},
+    {VARLANE_TABLE(N_AVX2, "AVX2", true), HWY_AVX2, false},
 #endif
 #if HWY_STATIC_TARGET != HWY_SSE4 && (HWY_TARGETS & HWY_SSE4)
-    {VARLANE_TABLE(N_SSE4, N_SSE4, "SSE4", false), HWY_SSE4, false},
+    {VARLANE_TABLE(N_SSE4, "SSE4", false), HWY_SSE4, false},
 #endif
-    {VARLANE_TABLE(HWY_NAMESPACE, HWY_NAMESPACE, kStaticName,
-                   StaticTargetHasFma()),
-     0, false},
+    {VARLANE_TABLE(HWY_NAMESPACE, kStaticName, StaticTargetHasFma()), 0, false},
 };
 
 // The OS side (zmm state) is covered by Highway's own AVX3 check.

@@ -13,5 +13,5 @@
 
 #define VARLANE_OPS OpsBf16
 #define VARLANE_KV kKvBf16
-#define VARLANE_BF16_PASS 1
+#define VARLANE_MULTIPLIES_BF16 1
 #include "kernels/passes-inl.h"

@@ -13,5 +13,5 @@
 
 #define VARLANE_OPS OpsF32
 #define VARLANE_KV kKvF32
-#define VARLANE_BF16_PASS 0
+#define VARLANE_MULTIPLIES_BF16 0
 #include "kernels/passes-inl.h"

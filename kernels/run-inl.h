@@ -17,7 +17,9 @@ constexpr int kGroups = kKeyTile / kGroupTokens;
 constexpr int kRun = 8;  // tiles
 constexpr int kRunKeys = kRun * kKeyTile;
 constexpr int kRunGroups = kRun * kGroups;
-constexpr int kMaxRows = 4;  // of a register tile
+// Of a register tile. 6 rows by 4 vectors take 10 loads for 24 multiply-adds, 4
+// rows 8 for 16; but 6 leave hardly a register, and 4 suit groups of 4 heads.
+constexpr int kMaxRows = kPlainAvx512 ? 6 : 4;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 
 // Where the 16-token groups of a run of key tiles stand, `count` of them. Those

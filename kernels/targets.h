@@ -3,8 +3,8 @@
 // Included before any Highway header in every file that has a foreach pass.
 //
 //   AVX3_BF16  our own pass: AVX3 plus avx512_bf16 (see pass-inl.h), which
-//              only kernels of the bf16 cache have
-//   AVX3       AVX-512 F/BW/CD/DQ/VL
+//              only kernels of the bf16 cache multiply with
+//   AVX3       AVX-512 F/BW/CD/DQ/VL: CPUs without avx512_bf16 (vec-inl.h)
 //   AVX2       the first with FMA: from here up all give the same bits
 //   SSE4       no FMA; right, but with other roundings
 //   static     whatever the compiler's baseline is (SCALAR, EMU128 or SSE2)

@@ -31,9 +31,11 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
                              size_t stride, size_t steps, const Side& side,
                              V (&acc)[R][NV], Prefetch& fetch) {
   // Few registers: a pointer for all rows, an offset for all lanes.
+  static_assert(R <= 6);
   const auto* x = reinterpret_cast<const std::byte*>(q);
   const size_t row_bytes = steps * sizeof(typename Ops::Operand);
   const size_t third = 3 * row_bytes;
+  const size_t fifth = 5 * row_bytes;
   const std::byte* lane[NV];
   HWY_UNROLL(16) for (int v = 0; v < NV; ++v) lane[v] = k[v];
   size_t at = 0;
@@ -64,8 +66,9 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
         raw[v] = Ops::Load(lane[v] + at);
       }
       HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-        const size_t offset =
-            r == 3 ? third : static_cast<size_t>(r) * row_bytes;
+        const size_t offset = r == 3   ? third
+                              : r == 5 ? fifth
+                                       : static_cast<size_t>(r) * row_bytes;
         const auto y =
             *reinterpret_cast<const typename Ops::Operand*>(x + offset);
         HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {

@@ -32,9 +32,23 @@
 #define VARLANE_NATIVE_F16 1
 #endif
 
+// AVX-512 without bf16: Intel's CPUs from Skylake to Ice Lake. What they differ
+// in, measured on Ice Lake: all 512-bit arithmetic takes the ports of the two
+// multipliers, so nothing hides behind multiply-adds; loads are scarce while
+// the core's other thread runs; a prefetch waits for room and is not dropped.
+// What the other passes do was measured on Zen 4.
+#undef VARLANE_PLAIN_AVX512
+#if HWY_TARGET == HWY_AVX3 && !VARLANE_BF16_CPU
+#define VARLANE_PLAIN_AVX512 1
+#else
+#define VARLANE_PLAIN_AVX512 0
+#endif
+
 namespace varlane {
 namespace VARLANE_NS {
 namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr bool kPlainAvx512 = VARLANE_PLAIN_AVX512;
 
 using D = hn::CappedTag<float, kLanes>;
 using DU = hn::Rebind<uint32_t, D>;
