@@ -61,20 +61,14 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
     for (; x != stop; x += sizeof(*q), at += stride) {
       fetcher.Step();
       ahead.Step();
-      typename Ops::Raw raw[NV];
-      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-        raw[v] = Ops::Load(lane[v] + at);
-      }
-      HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+      const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
+      const auto by = [&](int r) HWY_ATTR -> const typename Ops::Operand& {
         const size_t offset = r == 3   ? third
                               : r == 5 ? fifth
                                        : static_cast<size_t>(r) * row_bytes;
-        const auto y =
-            *reinterpret_cast<const typename Ops::Operand*>(x + offset);
-        HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-          acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], y);
-        }
-      }
+        return *reinterpret_cast<const typename Ops::Operand*>(x + offset);
+      };
+      MultiplyStep<Ops, R, NV>(from, by, acc);
     }
     if (i == kParts) break;
     side.Portion(i - 1, state);
@@ -173,16 +167,13 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     HWY_UNROLL(1) while (x != x_end) {
       fetcher.Step();
       ahead.Step();
-      typename Ops::Raw raw[NV];
-      HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
-        raw[i] = Ops::Load(lane + i * kVecBytes<Ops>);
-      }
-      HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-        const typename Ops::Operand y = x[r * kRunSteps<Ops>];
-        HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
-          sum[r][i] = Ops::MulAdd(sum[r][i], raw[i], y);
-        }
-      }
+      const auto from = [&](int i) HWY_ATTR {
+        return lane + static_cast<size_t>(i) * kVecBytes<Ops>;
+      };
+      const auto by = [&](int r) HWY_ATTR -> const typename Ops::Operand& {
+        return x[r * kRunSteps<Ops>];
+      };
+      MultiplyStep<Ops, R, NV>(from, by, sum);
       lane += stride;
       ++x;
     }

@@ -356,6 +356,42 @@ struct OpsBf16 {
 };
 #endif
 
+// One step of a micro-kernel: acc[r][v] = MulAdd(acc[r][v], lanes at from(v),
+// by(r)). Of a pair in two vectors all odd products come before all even ones,
+// so that only one of the two takes registers at a time.
+template <class Ops, int R, int NV, class From, class By>
+HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
+  if constexpr (sizeof(typename Ops::Raw) == 2 * sizeof(V)) {
+    V odd[NV];
+    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) odd[v] = Ops::Load(from(v)).odd;
+    HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+      const V x = Broadcast(by(r).odd);
+      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+        acc[r][v] = Fma(odd[v], x, acc[r][v]);
+      }
+    }
+    V even[NV];
+    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+      even[v] = Ops::Load(from(v)).even;
+    }
+    HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+      const V x = Broadcast(by(r).even);
+      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+        acc[r][v] = Fma(even[v], x, acc[r][v]);
+      }
+    }
+  } else {
+    typename Ops::Raw raw[NV];
+    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) raw[v] = Ops::Load(from(v));
+    HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+      const typename Ops::Operand x = by(r);
+      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+        acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], x);
+      }
+    }
+  }
+}
+
 // Bytes of the cache in one lane, and in one vector.
 template <class Ops>
 constexpr size_t kLaneBytes = Ops::kPack * sizeof(typename Ops::Cache);
