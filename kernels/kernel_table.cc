@@ -44,10 +44,13 @@ VARLANE_DECLARE_TARGET(N_SSE4)
 
 namespace {
 
+// Which CPUs a table is for, by avx512_bf16.
+enum class Bf16 : uint8_t { kAny, kWith, kWithout };
+
 struct Compiled {
   KernelTable table;
-  int64_t target;   // Highway's bit; 0 = always runs
-  bool needs_bf16;  // avx512_bf16
+  int64_t target;  // Highway's bit; 0 = always runs
+  Bf16 bf16;
 };
 
 constexpr bool StaticTargetHasFma() {
@@ -75,21 +78,30 @@ constexpr const char* kStaticName =
     "STATIC";
 #endif
 
-// Best first.
+// Best first, but for the last.
 constexpr Compiled kCompiled[] = {
 #if HWY_TARGETS & HWY_AVX3
-    {VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3, true},
+    {VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3, Bf16::kWith},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
-    {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, false},
+    {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, Bf16::kAny},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX2 && (HWY_TARGETS & HWY_AVX2)
-    {VARLANE_TABLE(N_AVX2, "AVX2", true), HWY_AVX2, false},
+    {VARLANE_TABLE(N_AVX2, "AVX2", true), HWY_AVX2, Bf16::kAny},
 #endif
 #if HWY_STATIC_TARGET != HWY_SSE4 && (HWY_TARGETS & HWY_SSE4)
-    {VARLANE_TABLE(N_SSE4, "SSE4", false), HWY_SSE4, false},
+    {VARLANE_TABLE(N_SSE4, "SSE4", false), HWY_SSE4, Bf16::kAny},
 #endif
-    {VARLANE_TABLE(HWY_NAMESPACE, kStaticName, StaticTargetHasFma()), 0, false},
+    {VARLANE_TABLE(HWY_NAMESPACE, kStaticName, StaticTargetHasFma()), 0,
+     Bf16::kAny},
+#if HWY_TARGETS & HWY_AVX3
+    // Never the best: what AVX3_BF16 does otherwise than AVX3 and any AVX-512
+    // runs, to be tested and compared where nothing else would run it.
+    {{"AVX3_4ROWS", true, &N_AVX3_BF16::kKvF32, &N_AVX3::kKvBf16,
+      &N_AVX3_BF16::kKvF16, &N_AVX3::kLimits},
+     HWY_AVX3,
+     Bf16::kWithout},
+#endif
 };
 
 // The OS side (zmm state) is covered by Highway's own AVX3 check.
@@ -114,7 +126,7 @@ struct Supported {
     const bool bf16 = CpuHasAvx512Bf16();
     for (const Compiled& compiled : kCompiled) {
       if (compiled.target != 0 && (compiled.target & targets) == 0) continue;
-      if (compiled.needs_bf16 && !bf16) continue;
+      if (compiled.bf16 == (bf16 ? Bf16::kWithout : Bf16::kWith)) continue;
       tables[count++] = &compiled.table;
     }
   }

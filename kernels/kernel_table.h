@@ -31,7 +31,7 @@ struct KvKernels {
 };
 
 struct KernelTable {
-  const char* name;  // "AVX3_BF16", "AVX3", "AVX2", "SSE4", "SCALAR"
+  const char* name;  // "AVX3_BF16", "AVX3", "AVX2", "SSE4", ... "AVX3_4ROWS"
   bool has_fma;      // all tables that have it give the same bits
   const KvKernels* f32;
   const KvKernels* bf16;
@@ -43,7 +43,8 @@ struct KernelTable {
   }
 };
 
-// Compiled in and runnable on this CPU, best first; never empty. Thread-safe.
+// Compiled in and runnable on this CPU, best first but for AVX3_4ROWS, which
+// comes last; never empty. Thread-safe.
 std::span<const KernelTable* const> SupportedKernels();
 
 // The best for "", else the one of that name; null where there is none.

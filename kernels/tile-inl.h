@@ -62,11 +62,11 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
       fetcher.Step();
       ahead.Step();
       const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
-      const auto by = [&](int r) HWY_ATTR -> const typename Ops::Operand& {
+      const auto by = [&](int r) HWY_ATTR {
         const size_t offset = r == 3   ? third
                               : r == 5 ? fifth
                                        : static_cast<size_t>(r) * row_bytes;
-        return *reinterpret_cast<const typename Ops::Operand*>(x + offset);
+        return reinterpret_cast<const typename Ops::Operand*>(x + offset);
       };
       MultiplyStep<Ops, R, NV>(from, by, acc);
     }
@@ -170,9 +170,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
       const auto from = [&](int i) HWY_ATTR {
         return lane + static_cast<size_t>(i) * kVecBytes<Ops>;
       };
-      const auto by = [&](int r) HWY_ATTR -> const typename Ops::Operand& {
-        return x[r * kRunSteps<Ops>];
-      };
+      const auto by = [&](int r) HWY_ATTR { return x + r * kRunSteps<Ops>; };
       MultiplyStep<Ops, R, NV>(from, by, sum);
       lane += stride;
       ++x;

@@ -357,7 +357,7 @@ struct OpsBf16 {
 #endif
 
 // One step of a micro-kernel: acc[r][v] = MulAdd(acc[r][v], lanes at from(v),
-// by(r)). Of a pair in two vectors all odd products come before all even ones,
+// *by(r)). Of a pair in two vectors all odd products come before all even ones,
 // so that only one of the two takes registers at a time.
 template <class Ops, int R, int NV, class From, class By>
 HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
@@ -365,7 +365,7 @@ HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
     V odd[NV];
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) odd[v] = Ops::Load(from(v)).odd;
     HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-      const V x = Broadcast(by(r).odd);
+      const V x = Broadcast(by(r)->odd);
       HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
         acc[r][v] = Fma(odd[v], x, acc[r][v]);
       }
@@ -375,7 +375,7 @@ HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
       even[v] = Ops::Load(from(v)).even;
     }
     HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-      const V x = Broadcast(by(r).even);
+      const V x = Broadcast(by(r)->even);
       HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
         acc[r][v] = Fma(even[v], x, acc[r][v]);
       }
@@ -384,7 +384,7 @@ HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
     typename Ops::Raw raw[NV];
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) raw[v] = Ops::Load(from(v));
     HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-      const typename Ops::Operand x = by(r);
+      const typename Ops::Operand x = *by(r);
       HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
         acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], x);
       }

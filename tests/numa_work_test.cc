@@ -187,7 +187,7 @@ void ExpectMostAtHome(Step* step, const char* what) {
     double best = 0;
     double local = 0;
     // Who gets the host's cores is chance.
-    for (int i = 0; i < 100 && std::min(best, local) < 0.75; ++i) {
+    for (int i = 0; i < 400 && std::min(best, local) < 0.75; ++i) {
       LaunchReport report;
       (void)step->Run({.owner = owner}, &report);
       const int64_t useful = report.threadgroups - report.surplus_threadgroups;

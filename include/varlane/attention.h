@@ -285,7 +285,9 @@ class VARLANE_EXPORT Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-// The kernel tables compiled in that this CPU can run, best first.
+// The kernel tables compiled in that this CPU can run, best first; but last, on
+// CPUs with AVX-512 and without bf16, AVX3_4ROWS: the f32 and f16 kernels that
+// CPUs with bf16 take, for comparison.
 VARLANE_EXPORT std::vector<std::string> SupportedSimdTargets();
 
 }  // namespace varlane
