@@ -25,8 +25,10 @@ namespace varlane {
   extern const KvKernels kKvF16;     \
   extern const LimitKernels kLimits; \
   }
-#define VARLANE_TABLE(ns, name, fma) \
-  { name, fma, &ns::kKvF32, &ns::kKvBf16, &ns::kKvF16, &ns::kLimits }
+#define VARLANE_TABLE(ns, name, fma) VARLANE_TABLE_OF(ns, ns, name, fma)
+// `bf16` is the namespace of what multiplies bf16, `ns` that of the rest.
+#define VARLANE_TABLE_OF(ns, bf16, name, fma) \
+  { name, fma, &ns::kKvF32, &bf16::kKvBf16, &ns::kKvF16, &bf16::kLimits }
 
 VARLANE_DECLARE_TARGET(HWY_NAMESPACE)  // the static target
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
@@ -81,7 +83,12 @@ constexpr const char* kStaticName =
 // Best first, but for the last.
 constexpr Compiled kCompiled[] = {
 #if HWY_TARGETS & HWY_AVX3
+#if VARLANE_ALL_PASSES
     {VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3, Bf16::kWith},
+#else
+    {VARLANE_TABLE_OF(N_AVX3, N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3,
+     Bf16::kWith},
+#endif
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
     {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, Bf16::kAny},
@@ -94,12 +101,10 @@ constexpr Compiled kCompiled[] = {
 #endif
     {VARLANE_TABLE(HWY_NAMESPACE, kStaticName, StaticTargetHasFma()), 0,
      Bf16::kAny},
-#if HWY_TARGETS & HWY_AVX3
+#if (HWY_TARGETS & HWY_AVX3) && VARLANE_ALL_PASSES
     // Never the best: what AVX3_BF16 does otherwise than AVX3 and any AVX-512
     // runs, to be tested and compared where nothing else would run it.
-    {{"AVX3_4ROWS", true, &N_AVX3_BF16::kKvF32, &N_AVX3::kKvBf16,
-      &N_AVX3_BF16::kKvF16, &N_AVX3::kLimits},
-     HWY_AVX3,
+    {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, "AVX3_4ROWS", true), HWY_AVX3,
      Bf16::kWithout},
 #endif
 };

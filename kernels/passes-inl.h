@@ -22,7 +22,7 @@ constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
 }  // namespace varlane
 HWY_AFTER_NAMESPACE();
 
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET == HWY_AVX3 && (VARLANE_MULTIPLIES_BF16 || VARLANE_ALL_PASSES)
 #undef VARLANE_NS
 #define VARLANE_NS N_AVX3_BF16
 #undef VARLANE_BF16_CPU

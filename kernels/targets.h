@@ -20,11 +20,14 @@
 // them, and on later versions a name used before its definition would not do.
 #define VARLANE_LATER_X86_TARGETS ((1LL << 3) | (1LL << 4) | (1LL << 6))
 
-// Sanitizer builds (see CMakeLists.txt) do with one target of 128 bits.
+// Sanitizer builds (see CMakeLists.txt) do with one target of 128 bits,
+// and with AVX3_BF16 for the bf16 cache alone.
 #ifdef VARLANE_FEWER_TARGETS
 #define VARLANE_SPARED_TARGETS HWY_SSE4
+#define VARLANE_ALL_PASSES 0
 #else
 #define VARLANE_SPARED_TARGETS 0
+#define VARLANE_ALL_PASSES 1
 #endif
 
 #define HWY_DISABLED_TARGETS \
