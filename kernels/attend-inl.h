@@ -30,17 +30,17 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
   const int local = row - groups.begin(begin);
   if (groups.count == 1) {
     AimNear(run, next);
-    PassRows<Ops, kFetchNear>(run, rows, row, local);
+    PassUpToRows<Ops, kFetchNear>(run, rows, row, local);
     return;
   }
   const int turns = HWY_MIN(end - begin, kFetching);
   const int turn = g - (end - turns);
   if (turn < 0 || next == nullptr) {
-    PassRows<Ops, kNoFetch>(run, rows, row, local);
+    PassUpToRows<Ops, kNoFetch>(run, rows, row, local);
     return;
   }
   AimFar(run, *next, turn, turns, groups.count <= kFewGroups);
-  PassRows<Ops, kFetchFar>(run, rows, row, local);
+  PassUpToRows<Ops, kFetchFar>(run, rows, row, local);
 }
 
 template <class Ops>

@@ -247,10 +247,12 @@ class GroupPass {
   HWY_INLINE bool ScoresOfWhole(int tile) {
     if constexpr (kTileVecs == kMaxVecs) {
       if (HWY_LIKELY(!modified_)) {
-        if constexpr (kPlainAvx512) Soften();
-        if (softening_ < 0) return Steady(tile, NoSide());
-        if constexpr (!kPlainAvx512) {
-          return Steady(tile, SoftenOf(softening_));
+        if constexpr (kPlainAvx512) {
+          Soften();
+          return Steady(tile, NoSide());
+        } else {
+          return softening_ < 0 ? Steady(tile, NoSide())
+                                : Steady(tile, SoftenOf(softening_));
         }
       }
     }
@@ -410,27 +412,16 @@ HWY_NOINLINE void PassRows(RunContext<Ops>& run, int row, int local) {
   GroupPass<Ops, R, kFetch>(run, row, local).Run();
 }
 
-template <class Ops, FetchMode kFetch>
-HWY_INLINE void PassRows(RunContext<Ops>& run, int rows, int row, int local) {
-  switch (rows) {
-    case 1:
-      return PassRows<Ops, 1, kFetch>(run, row, local);
-    case 2:
-      return PassRows<Ops, 2, kFetch>(run, row, local);
-    case 3:
-      return PassRows<Ops, 3, kFetch>(run, row, local);
-    case 4:
-      return PassRows<Ops, 4, kFetch>(run, row, local);
-    case 5:
-      if constexpr (kMaxRows > 4) {
-        return PassRows<Ops, 5, kFetch>(run, row, local);
-      }
-      break;
-    default:
-      if constexpr (kMaxRows > 4) {
-        return PassRows<Ops, 6, kFetch>(run, row, local);
-      }
+// `rows` of at most kMax, as a constant.
+template <class Ops, FetchMode kFetch, int kMax = kMaxRows>
+HWY_INLINE void PassUpToRows(RunContext<Ops>& run, int rows, int row,
+                             int local) {
+  if constexpr (kMax > 1) {
+    if (rows < kMax) {
+      return PassUpToRows<Ops, kFetch, kMax - 1>(run, rows, row, local);
+    }
   }
+  PassRows<Ops, kMax, kFetch>(run, row, local);
 }
 
 }  // namespace VARLANE_NS

@@ -32,23 +32,16 @@
 #define VARLANE_NATIVE_F16 1
 #endif
 
+namespace varlane {
+namespace VARLANE_NS {
+namespace hn = hwy::HWY_NAMESPACE;
+
 // AVX-512 without bf16: Intel's CPUs from Skylake to Ice Lake. What they differ
 // in, measured on Ice Lake: all 512-bit arithmetic takes the ports of the two
 // multipliers, so nothing hides behind multiply-adds; loads are scarce while
 // the core's other thread runs; a prefetch waits for room and is not dropped.
 // What the other passes do was measured on Zen 4.
-#undef VARLANE_PLAIN_AVX512
-#if HWY_TARGET == HWY_AVX3 && !VARLANE_BF16_CPU
-#define VARLANE_PLAIN_AVX512 1
-#else
-#define VARLANE_PLAIN_AVX512 0
-#endif
-
-namespace varlane {
-namespace VARLANE_NS {
-namespace hn = hwy::HWY_NAMESPACE;
-
-constexpr bool kPlainAvx512 = VARLANE_PLAIN_AVX512;
+constexpr bool kPlainAvx512 = HWY_TARGET == HWY_AVX3 && !VARLANE_BF16_CPU;
 
 using D = hn::CappedTag<float, kLanes>;
 using DU = hn::Rebind<uint32_t, D>;
@@ -355,42 +348,6 @@ struct OpsBf16 {
   }
 };
 #endif
-
-// One step of a micro-kernel: acc[r][v] = MulAdd(acc[r][v], lanes at from(v),
-// *by(r)). Of a pair in two vectors all odd products come before all even ones,
-// so that only one of the two takes registers at a time.
-template <class Ops, int R, int NV, class From, class By>
-HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
-  if constexpr (sizeof(typename Ops::Raw) == 2 * sizeof(V)) {
-    V odd[NV];
-    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) odd[v] = Ops::Load(from(v)).odd;
-    HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-      const V x = Broadcast(by(r)->odd);
-      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-        acc[r][v] = Fma(odd[v], x, acc[r][v]);
-      }
-    }
-    V even[NV];
-    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-      even[v] = Ops::Load(from(v)).even;
-    }
-    HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-      const V x = Broadcast(by(r)->even);
-      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-        acc[r][v] = Fma(even[v], x, acc[r][v]);
-      }
-    }
-  } else {
-    typename Ops::Raw raw[NV];
-    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) raw[v] = Ops::Load(from(v));
-    HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-      const typename Ops::Operand x = *by(r);
-      HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-        acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], x);
-      }
-    }
-  }
-}
 
 // Bytes of the cache in one lane, and in one vector.
 template <class Ops>
