@@ -19,8 +19,8 @@ namespace VARLANE_NS {
 // One register group over a run. A single one streams K/V, fetching what it
 // needs next. Several bring the next run into L2 for all of them: few at two
 // lines a step, lest it be late; the last ones of many, so that it need not
-// stay there for long.
-template <class Ops>
+// stay there for long. A widened run leaves room for all of the next one.
+template <class Ops, bool kWidened>
 HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
                           const RowGroups& groups, int begin, int end, int g) {
   constexpr int kFewGroups = 3;
@@ -28,19 +28,26 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
   const int row = groups.begin(g);
   const int rows = groups.begin(g + 1) - row;
   const int local = row - groups.begin(begin);
-  if (groups.count == 1) {
-    AimNear(run, next);
-    PassUpToRows<Ops, kFetchNear>(run, rows, row, local);
-    return;
-  }
-  const int turns = HWY_MIN(end - begin, kFetching);
-  const int turn = g - (end - turns);
-  if (turn < 0 || next == nullptr) {
+  if (kWidened || (kPlainAvx512 && groups.many())) {
+    AimBetween(run, next, g - begin, end - begin);
     PassUpToRows<Ops, kNoFetch>(run, rows, row, local);
     return;
   }
-  AimFar(run, *next, turn, turns, groups.count <= kFewGroups);
-  PassUpToRows<Ops, kFetchFar>(run, rows, row, local);
+  if constexpr (!kWidened) {
+    if (groups.count == 1) {
+      AimNear(run, next);
+      PassUpToRows<Ops, kFetchNear>(run, rows, row, local);
+      return;
+    }
+    const int turns = HWY_MIN(end - begin, kFetching);
+    const int turn = g - (end - turns);
+    if (turn < 0 || next == nullptr) {
+      PassUpToRows<Ops, kNoFetch>(run, rows, row, local);
+      return;
+    }
+    AimFar(run, *next, turn, turns, groups.count <= kFewGroups);
+    PassUpToRows<Ops, kFetchFar>(run, rows, row, local);
+  }
 }
 
 template <class Ops>
@@ -66,7 +73,9 @@ HWY_INLINE void OpenGroup(const AttendArgs& args, const Workspace<Ops>& ws,
   PackRows(args, ws, groups.begin(g), groups.begin(g + 1));
 }
 
-template <class Ops>
+// The pool holds what Pool reads; Ops computes, on widened runs where it is
+// another.
+template <class Pool, class Ops>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                               const RowGroups& groups, int group_begin,
                               int group_end, int64_t partition) {
@@ -84,33 +93,44 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       partition ==
       HWY_MAX(args.partition_begin, ws.places[row_begin].low / kPartition);
 
+  constexpr bool kWidened = !std::is_same_v<Pool, Ops>;
   RunContext<Ops> run;
   run.args = &args;
   run.ws = &ws;
-  run.key_stride = KeyStride<Ops>(args);
+  run.pool_key_stride = KeyStride<Pool>(args);
+  run.pool_value_bytes =
+      GroupElements(ws.acc_floats) * sizeof(typename Pool::Cache);
+  run.key_stride =
+      kWidened ? kGroupTokens * sizeof(float) : run.pool_key_stride;
   const int64_t begin = low / kRunKeys * kRunKeys;
   // What follows this partition's last run: the next partition's first one, or
   // the next work's.
   const int64_t all =
       HWY_MIN(args.partition_end * kPartition, ws.places[row_end - 1].high);
+  RunPages wide;
   RunPages buffers[2];
   RunPages* pages = &buffers[0];
   RunPages* next = &buffers[1];
   run.several = all - begin > kRunKeys;
-  FindPages<Ops>(args, args.kv, begin, low, all, *pages);
+  FindPages<Pool>(args, args.kv, begin, low, all, *pages);
   for (int64_t t = begin; t < high; t += kRunKeys) {
     const int64_t following = t + kRunKeys;
     next->count = 0;
     if (following < all) {
-      FindPages<Ops>(args, args.kv, following, low, all, *next);
+      FindPages<Pool>(args, args.kv, following, low, all, *next);
     } else if (args.next.k != nullptr) {
-      FindPages<Ops>(args, args.next, args.next_low / kRunKeys * kRunKeys,
-                     args.next_low, args.next_high, *next);
+      FindPages<Pool>(args, args.next, args.next_low / kRunKeys * kRunKeys,
+                      args.next_low, args.next_high, *next);
     }
     run.pages = pages;
     run.begin = t;
     run.tiles = static_cast<int>(
         (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
+    if constexpr (kWidened) {
+      WidenRun<Pool>(*pages, run.tiles * kGroups, run.pool_key_stride,
+                     args.head_size, ws.acc_floats, ws.wide, wide);
+      run.pages = &wide;
+    }
     for (int g = group_begin; g < group_end; ++g) {
       if (t == begin) {
         if (opens) OpenGroup(args, ws, groups, group_end, g, run.row_fetches);
@@ -118,8 +138,8 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                  run.row_fetches);
         run.row_fetches.Spread(run.tiles);
       }
-      PassGroup(run, next->count != 0 ? next : nullptr, groups, group_begin,
-                group_end, g);
+      PassGroup<Ops, kWidened>(run, next->count != 0 ? next : nullptr, groups,
+                               group_begin, group_end, g);
     }
     std::swap(pages, next);
   }
@@ -166,20 +186,18 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
                  lse);
 }
 
-template <class Ops>
-void AttendRows(const AttendArgs& args) {
-  const ScopedFlushDenormals flush;
-  const int rows = args.num_tokens * args.group;
-  const RowGroups groups(rows);
+template <class Pool, class Ops>
+HWY_INLINE void AttendGroups(const AttendArgs& args, const RowGroups& groups) {
   Workspace<Ops> ws;
-  ws.Carve(args.scratch, rows, args.head_size, args.v_head_size);
+  ws.Carve(args.scratch, groups.rows, args.head_size, args.v_head_size,
+           !std::is_same_v<Pool, Ops>);
   PlaceRows(args, ws);
   for (int64_t p = args.partition_begin; p < args.partition_end; ++p) {
     for (int g = 0; g < groups.count; g += kChunkGroups) {
       const int group_end = HWY_MIN(g + kChunkGroups, groups.count);
       const int row_begin = groups.begin(g);
       const int row_end = groups.begin(group_end);
-      PassPartition<Ops>(args, ws, groups, g, group_end, p);
+      PassPartition<Pool, Ops>(args, ws, groups, g, group_end, p);
       for (int row = row_begin; row < row_end; ++row) {
         ClosePartition<Ops>(args, ws, row, row - row_begin, p);
       }
@@ -187,11 +205,24 @@ void AttendRows(const AttendArgs& args) {
   }
 }
 
+template <class Ops>
+void AttendRows(const AttendArgs& args) {
+  const ScopedFlushDenormals flush;
+  const RowGroups groups(args.num_tokens * args.group);
+  if constexpr (kWidens<Ops>) {
+    if (Widens<Ops>(groups.rows, args.head_size, args.v_head_size)) {
+      AttendGroups<Ops, OpsF32>(args, groups);
+      return;
+    }
+  }
+  AttendGroups<Ops, Ops>(args, groups);
+}
+
 // Folds partial records in index order and writes the rows.
 template <class Ops>
 void MergePartials(const MergeArgs& args) {
   const ScopedFlushDenormals flush;
-  const int acc_floats = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  const int acc_floats = PaddedWidth(args.v_head_size);
   for (int row = 0; row < args.num_tokens * args.group; ++row) {
     State state = {kMinusInf, 0, reinterpret_cast<float*>(args.scratch)};
     const float* record = args.partials + row * PartialFloats(acc_floats);

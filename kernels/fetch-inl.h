@@ -6,14 +6,14 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Pieces [from, to), each one 16-token group of K resp. V.
+// Pieces [from, to) of the pool, each one 16-token group of K resp. V.
 template <class Ops>
 HWY_INLINE void FetchKeys(const RunContext<Ops>& run,
                           const std::byte* const* from,
                           const std::byte* const* to, bool paired,
                           Prefetch& fetch) {
-  const size_t stride = HWY_MAX(run.key_stride, size_t{64});
-  const size_t bytes = static_cast<size_t>(run.ws->steps) * run.key_stride;
+  const size_t stride = HWY_MAX(run.pool_key_stride, size_t{64});
+  const size_t bytes = static_cast<size_t>(run.ws->steps) * run.pool_key_stride;
   fetch.Start(from, to, paired, stride, bytes / stride);
 }
 template <class Ops>
@@ -21,9 +21,7 @@ HWY_INLINE void FetchValues(const RunContext<Ops>& run,
                             const std::byte* const* from,
                             const std::byte* const* to, bool paired,
                             Prefetch& fetch) {
-  const size_t bytes = static_cast<size_t>(run.ws->acc_floats) * kGroupTokens *
-                       sizeof(typename Ops::Cache);
-  fetch.Start(from, to, paired, 64, bytes / 64);
+  fetch.Start(from, to, paired, 64, run.pool_value_bytes / 64);
 }
 
 // A single group: while it computes scores it fetches the run's values, and
@@ -58,6 +56,23 @@ HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
   const int end = pairs * (turn + 1) / turns * 2;
   FetchKeys(run, next.k + begin, next.k + end, paired, run.score_fetch);
   FetchValues(run, next.v + begin, next.v + end, paired, run.value_fetch);
+}
+
+// Many: the same over all of them, a few lines before each tile.
+template <class Ops>
+HWY_INLINE void AimBetween(RunContext<Ops>& run, const RunPages* next, int turn,
+                           int turns) {
+  run.lines_between = 0;
+  if (next == nullptr) return;
+  run.score_fetch.Idle(run.pages->k[0]);
+  run.value_fetch.Idle(run.pages->k[0]);
+  const int begin = next->count * turn / turns;
+  const int end = next->count * (turn + 1) / turns;
+  FetchKeys(run, next->k + begin, next->k + end, false, run.score_fetch);
+  FetchValues(run, next->v + begin, next->v + end, false, run.value_fetch);
+  const size_t most = HWY_MAX(run.score_fetch.lines, run.value_fetch.lines);
+  run.lines_between =
+      (static_cast<int>(most) * (end - begin) + run.tiles - 1) / run.tiles;
 }
 
 // q of rows that are packed next.

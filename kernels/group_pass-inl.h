@@ -100,9 +100,12 @@ struct RunContext {
   int64_t begin;  // first key of the run
   int tiles;      // 1 to kRun: nobody sees the later ones
   size_t key_stride;
-  bool several;          // runs: too much to have stayed in a cache
-  Prefetch score_fetch;  // while a group's scores
-  Prefetch value_fetch;  // and its values are computed
+  size_t pool_key_stride;   // the same where the run is not widened
+  size_t pool_value_bytes;  // of a 16-token group
+  bool several;             // runs: too much to have stayed in a cache
+  Prefetch score_fetch;     // while a group's scores
+  Prefetch value_fetch;     // and its values are computed
+  int lines_between = 0;    // of each of the two, before a tile
   RowFetches row_fetches;
 };
 
@@ -162,12 +165,12 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
   constexpr int kPack = Ops::kPack;
   int common_begin = 0;
   int common_end = kTileSteps<Ops>;
-  for (int r = 0; r < R; ++r) {
+  HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
     common_begin = HWY_MAX(common_begin, (spans[r].begin + kPack - 1) / kPack);
     common_end = HWY_MIN(common_end, spans[r].end / kPack);
   }
   const bool common = common_begin < common_end;
-  for (int r = 0; r < R; ++r) {
+  HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
     const int whole_begin = (spans[r].begin + kPack - 1) / kPack;
     const int whole_end = spans[r].end / kPack;
     OwnValues<Ops>(
@@ -179,7 +182,7 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
   Prefetch none;
   Values<Ops, R, kNoFetch>(p, groups, common_begin, common_end, acc, acc_floats,
                            none);
-  for (int r = 0; r < R; ++r) {
+  HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
     OwnValues<Ops>(groups, p + r * kRunSteps<Ops>, common_end,
                    spans[r].end / kPack, false, spans[r].end % kPack != 0,
                    acc + r * acc_floats, acc_floats);
@@ -210,6 +213,7 @@ class GroupPass {
     const bool same_end = place_[R - 1].high == place_[0].high;
     for (int tile = 0; tile < run_.tiles; ++tile) {
       run_.row_fetches.Step();
+      if constexpr (kFetch == kNoFetch) FetchBetween();
       const int64_t begin = int64_t{tile} * kKeyTile;
       if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
         WholeTile(tile);
@@ -227,6 +231,17 @@ class GroupPass {
 
  private:
   static constexpr int kPack = Ops::kPack;
+
+  // For whom it is too little to be spread over the micro-kernels' steps.
+  HWY_INLINE void FetchBetween() {
+    if (run_.lines_between == 0) return;
+    Fetcher<Ops, kFetchFar> keys(run_.score_fetch);
+    Fetcher<Ops, kFetchFar> values(run_.value_fetch);
+    for (int i = 0; i < run_.lines_between; ++i) {
+      keys.Step();
+      values.Step();
+    }
+  }
 
   // A tile that every row sees all of.
   HWY_INLINE void WholeTile(int tile) {
@@ -284,7 +299,7 @@ class GroupPass {
   HWY_NOINLINE void LastTile(int tile, int end) {
     Soften();
     ScoresOf(tile, 0, end);
-    for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       MaskScores(0, end, ws_.scores + r * kKeyTile);
     }
     if (HWY_UNLIKELY(!MoveMaxima(tile))) {
@@ -295,13 +310,13 @@ class GroupPass {
     }
     const auto soften = SoftenOf(tile);
     const int halves = (end + kKeyTile / 2 - 1) / (kKeyTile / 2);
-    for (int r = 0; r < R; ++r) soften.Row(r, halves);
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, halves);
     const int whole = tile * kTileSteps<Ops> + end / kPack;
     AddValues(whole);
     steps_ = whole;
     if constexpr (kPack == 2) {
       if (end % kPack == 0) return;
-      for (int r = 0; r < R; ++r) {
+      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
         HalfStep<Ops, true>(run_.pages->v, ws_.p + r * kRunSteps<Ops>, whole,
                             acc_ + r * ws_.acc_floats, ws_.acc_floats);
       }
@@ -314,7 +329,7 @@ class GroupPass {
     Span spans[R];
     int begin = kKeyTile;
     int end = 0;
-    for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       spans[r] = RowSpan(place_[r], run_.begin + tile * kKeyTile);
       if (spans[r].end == 0) continue;
       begin = HWY_MIN(begin, spans[r].begin);
@@ -322,7 +337,7 @@ class GroupPass {
     }
     if (end != 0) {
       ScoresOf(tile, begin, end);
-      for (int r = 0; r < R; ++r) {
+      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
         MaskScores(spans[r].begin, spans[r].end, ws_.scores + r * kKeyTile);
       }
       MoveMaxima(tile);
@@ -336,7 +351,7 @@ class GroupPass {
                            static_cast<size_t>(ws_.steps), begin, end,
                            ws_.scores, run_.score_fetch);
     if (HWY_LIKELY(!modified_)) return;
-    for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       ModifyScores(args_, place_[r].head,
                    args_.mask.first_position + place_[r].token,
                    run_.begin + tile * kKeyTile, ws_.scores + r * kKeyTile);
@@ -349,7 +364,7 @@ class GroupPass {
     // A rescale must find the values of the tiles before already added.
     const auto before = [&]() HWY_ATTR { AddValues(tile * kTileSteps<Ops>); };
     bool all = true;
-    for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       all &= MoveMaximum<Ops>(
           ws_.scores + r * kKeyTile, Scale(), ws_.rows[local_ + r],
           ws_.lanes + (local_ + r) * kLanes, acc_ + r * ws_.acc_floats,
@@ -361,7 +376,7 @@ class GroupPass {
   // Weights and values of a tile whose rows see different parts of it.
   HWY_NOINLINE void AddRagged(int tile, Span* spans) {
     const auto soften = SoftenOf(tile);
-    for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       if (ws_.rows[local_ + r].max == kMinusInf) spans[r] = {0, 0};
       if (spans[r].end != 0) soften.Row(r, 2);
     }

@@ -65,7 +65,7 @@ HWY_INLINE void MergeStateRow(const MergeStatesArgs& args, int64_t row,
 template <class Ops>
 void MergeStateRows(const MergeStatesArgs& args) {
   const ScopedFlushDenormals flush;
-  const int padded = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  const int padded = PaddedWidth(args.v_head_size);
   auto* acc = reinterpret_cast<float*>(args.scratch);
   float* from = acc + padded;
   std::memset(from, 0, static_cast<size_t>(padded) * sizeof(float));

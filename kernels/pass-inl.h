@@ -23,6 +23,8 @@
 // After tile-inl.h:
 #include "kernels/modify-inl.h"
 // After modify-inl.h:
+#include "kernels/widen-inl.h"
+// After widen-inl.h:
 #include "kernels/workspace-inl.h"
 // After workspace-inl.h:
 #include "kernels/group_pass-inl.h"

@@ -243,7 +243,7 @@ template <class Ops>
 HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
                           DType out_dtype, void* out, float* lse) {
   if (sink != nullptr) {
-    AddSink<Ops>(*sink, state, (v_head_size + kLanes - 1) / kLanes * kLanes);
+    AddSink<Ops>(*sink, state, PaddedWidth(v_head_size));
   }
   if (state.max == kMinusInf) {  // saw nothing
     std::memset(out, 0, static_cast<size_t>(v_head_size) * SizeOf(out_dtype));

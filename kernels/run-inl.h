@@ -22,6 +22,19 @@ constexpr int kRunGroups = kRun * kGroups;
 constexpr int kMaxRows = kPlainAvx512 ? 6 : 4;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 
+// How `rows` are cut into register groups of 1 to kMaxRows, as even as can be.
+struct RowGroups {
+  int rows;
+  int count;
+  HWY_INLINE explicit RowGroups(int num_rows)
+      : rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {}
+  HWY_INLINE int begin(int g) const {
+    return static_cast<int>(int64_t{rows} * g / count);
+  }
+  // Enough that what is done once a run for all of them costs little.
+  HWY_INLINE bool many() const { return count >= 8; }
+};
+
 // Where the 16-token groups of a run of key tiles stand, `count` of them. Those
 // before the first visible token repeat it and are never read.
 struct RunPages {
@@ -29,6 +42,11 @@ struct RunPages {
   const std::byte* k[kRunGroups];
   const std::byte* v[kRunGroups];
 };
+
+// Floats of a row of values.
+HWY_INLINE int PaddedWidth(int v_head_size) {
+  return (v_head_size + kLanes - 1) / kLanes * kLanes;
+}
 
 // Steps of P.V in a key tile, and in a run of them.
 template <class Ops>

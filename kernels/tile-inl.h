@@ -19,6 +19,10 @@ struct NoSide {
   HWY_INLINE void Portion(int, State&) const {}
 };
 
+// Steps of a micro-kernel's loop at a time: plain AVX-512 is short of what its
+// decoders deliver while the core's other thread runs.
+constexpr int kStepUnroll = kPlainAvx512 ? 2 : 1;
+
 // acc[r][v] += lanes(v) * operand(r).
 template <int R, int NV, class Lanes, class Operand>
 HWY_INLINE void MultiplyLanes(const Lanes& lanes, const Operand& operand,
@@ -96,6 +100,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   HWY_UNROLL(1) for (int i = 1; i <= kParts; ++i) {
     stop = i == kParts ? reinterpret_cast<const std::byte*>(q) + row_bytes
                        : stop + part * sizeof(*q);
+    HWY_UNROLL(kStepUnroll)
     for (; x != stop; x += sizeof(*q), at += stride) {
       fetcher.Step();
       ahead.Step();
@@ -202,7 +207,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     const typename Ops::Operand* x = p + step;
     const typename Ops::Operand* const x_end = p + group_end;
     step = group_end;
-    HWY_UNROLL(1) while (x != x_end) {
+    HWY_UNROLL(kStepUnroll) while (x != x_end) {
       fetcher.Step();
       ahead.Step();
       const auto from = [&](int i) HWY_ATTR {

@@ -9,17 +9,6 @@ namespace VARLANE_NS {
 constexpr int kChunkGroups = 64;
 constexpr int kChunkRows = kChunkGroups * kMaxRows;
 
-// How `rows` are cut into register groups of 1 to kMaxRows, as even as can be.
-struct RowGroups {
-  int rows;
-  int count;
-  HWY_INLINE explicit RowGroups(int num_rows)
-      : rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {}
-  HWY_INLINE int begin(int g) const {
-    return static_cast<int>(int64_t{rows} * g / count);
-  }
-};
-
 // Where a row belongs and which keys it sees, worked out once a threadgroup:
 // divisions and masks stay out of the tile loop.
 struct RowPlace {
@@ -45,11 +34,12 @@ struct Workspace {
   float* scores;     // [kMaxRows][kKeyTile]
   Operand* p;        // [kMaxRows][kRunSteps]
   float* floats;     // [head_size]
+  float* wide;       // [kRunGroups][kGroupTokens][head_size + acc_floats]
 
   // Carves from `base`, or only counts where that is null; returns the bytes.
   HWY_INLINE size_t Carve(std::byte* base, int num_rows, int head_size,
-                          int v_head_size) {
-    acc_floats = (v_head_size + kLanes - 1) / kLanes * kLanes;
+                          int v_head_size, bool widens) {
+    acc_floats = PaddedWidth(v_head_size);
     steps = head_size / Ops::kPack;
     size_t used = 0;
     const auto take = [&](auto*& pointer, size_t count) HWY_ATTR {
@@ -71,14 +61,19 @@ struct Workspace {
     take(states, n);
     take(places, n);
     take(running, n * width);
+    if (widens) take(wide, RunElements(head_size, acc_floats));
     return used;
   }
 };
 
 template <class Ops>
 size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
+  if (Widens<Ops>(rows, head_size, v_head_size)) {
+    Workspace<OpsF32> ws;
+    return ws.Carve(nullptr, rows, head_size, v_head_size, true);
+  }
   Workspace<Ops> ws;
-  return ws.Carve(nullptr, rows, head_size, v_head_size);
+  return ws.Carve(nullptr, rows, head_size, v_head_size, false);
 }
 
 template <class Ops>
@@ -103,7 +98,7 @@ HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
   constexpr auto kLane = static_cast<int64_t>(kLaneBytes<Ops>);
   constexpr int64_t kElem = sizeof(typename Ops::Cache);
   const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
-  const int64_t dv = (args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  const int64_t dv = PaddedWidth(args.v_head_size);
   const int64_t first = low / kGroupTokens * kGroupTokens;
   const int64_t last = (high - 1) / kGroupTokens * kGroupTokens;
   const int64_t keys = HWY_MIN(high - begin, int64_t{kRunKeys});

@@ -38,10 +38,11 @@ TESTS = ("attention_exact_test", "attention_mask_test",
          "attention_write_test", "attention_merge_states_test",
          "attention_bits_test")
 # Which units must be compiled again, and which of their tests to run: first
-# bf16, which packs and rounds, then f32.
+# bf16, which packs and rounds, then f32, and f16 for what it alone has.
 # What compares targets wants more of them than a mutant has.
 STAGES = (("bf16", "-*/f32*:*/f16*:*.TargetsWithFmaAgree/*"),
-          ("f32", "-*/bf16*:*/f16*:*.TargetsWithFmaAgree/*"))
+          ("f32", "-*/bf16*:*/f16*:*.TargetsWithFmaAgree/*"),
+          ("f16", "-*/bf16*:*/f32*:*.TargetsWithFmaAgree/*"))
 HOST_UNITS = ("attention/plan.cc", "attention/run.cc", "attention/owner.cc")
 TEST_SECONDS = 300
 

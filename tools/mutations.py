@@ -14,6 +14,7 @@ ROWS = "kernels/rows-inl.h"
 SOFTMAX = "kernels/softmax-inl.h"
 TILE = "kernels/tile-inl.h"
 VEC = "kernels/vec-inl.h"
+WIDEN = "kernels/widen-inl.h"
 MODIFY = "kernels/modify-inl.h"
 WRITE = "kernels/write-inl.h"
 MERGE = "kernels/merge_states-inl.h"
@@ -133,6 +134,14 @@ MUTATIONS = [
      ": r == 5 ? fifth", ": r == 5 ? third"),
     ("odd tokens multiplied by even operands", TILE,
      "Broadcast(by(r)->odd)", "Broadcast(by(r)->even)"),
+    ("a widened group's last value vector left out", WIDEN,
+     "GroupElements(acc_floats) / kN, to)",
+     "GroupElements(acc_floats) / kN - 1, to)"),
+    ("a widened group's keys taken for its values", WIDEN,
+     "wide.v[g] = wide.v[g - 1];", "wide.v[g] = wide.k[g - 1];"),
+    ("odd steps of a widened group repeat even ones", WIDEN,
+     "static_cast<size_t>(d) * key_stride",
+     "static_cast<size_t>(d / 2 * 2) * key_stride"),
     ("half the exponential's table", VEC,
      "hn::And(bits, hn::Set(DI(), 7))", "hn::And(bits, hn::Set(DI(), 3))"),
     ("a lane missing from the sum", VEC,
