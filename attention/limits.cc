@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -16,17 +15,12 @@
 #include "attention/kv_blocks.h"
 #include "attention/shards.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/math.h"
 #include "kernels/kernel_table.h"
 
 namespace varlane {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 Result<const LimitKernels*> FindLimits(const Runtime* runtime) {
   VARLANE_REQUIRE_ARG(runtime != nullptr, "runtime is null");

@@ -5,8 +5,13 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <system_error>
 
 namespace varlane {
+
+std::string ErrnoText(int error) {
+  return std::generic_category().message(error);
+}
 
 std::string FormatBytes(int64_t bytes) {
   static constexpr std::array<const char*, 6> kUnits = {"B",   "KiB", "MiB",

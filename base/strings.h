@@ -33,6 +33,10 @@ std::string MessageCat(const Args&... args) noexcept try {
   return {};
 }
 
+// What the system calls an errno, e.g. "No such file or directory". Unlike
+// strerror, safe in threads.
+std::string ErrnoText(int error);
+
 // "1.50 GiB", "64 KiB", "17 B": binary units, at most two decimals.
 std::string FormatBytes(int64_t bytes);
 

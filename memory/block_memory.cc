@@ -9,7 +9,6 @@
 #include <new>
 #include <numeric>
 #include <optional>
-#include <system_error>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -367,8 +366,7 @@ Status BlockMemory::LockPart(const Range& part, int64_t* locked) {
       "lock = required, but mlock "
       "of ",
       FormatBytes(part.bytes), " after ", FormatBytes(stats_.locked_bytes),
-      " failed: ", std::generic_category().message(error),
-      "; see ulimit -l (RLIMIT_MEMLOCK)");
+      " failed: ", ErrnoText(error), "; see ulimit -l (RLIMIT_MEMLOCK)");
   return {};
 }
 

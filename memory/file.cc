@@ -6,10 +6,10 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <system_error>
 
 #include "base/check.h"
 #include "base/os_calls.h"
+#include "base/strings.h"
 
 namespace varlane {
 namespace {
@@ -38,8 +38,7 @@ StatusCode CodeOf(int error) {
 }  // namespace
 
 Status FileError(const char* verb, const std::string& path, int error) {
-  return {CodeOf(error), StrCat(verb, " ", path, ": ",
-                                std::generic_category().message(error))};
+  return {CodeOf(error), StrCat(verb, " ", path, ": ", ErrnoText(error))};
 }
 
 Result<File> File::Open(const std::string& path, int flags, unsigned int mode) {

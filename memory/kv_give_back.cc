@@ -14,7 +14,7 @@ namespace varlane {
 namespace {
 
 // How often a plan is made anew because sequences took blocks in between.
-constexpr int kAttempts = 4;
+constexpr int kPlanAttempts = 4;
 
 // A smaller pool may fit again by then.
 bool IsWorthAnotherPlan(const Status& status) {
@@ -98,7 +98,7 @@ Result<KvResize> KvPool::Impl::GiveBack(const GiveBackOptions& options) try {
   const OwnStep step(options.move_blocks ? nullptr : this);
   KvResize report;
   Status status;
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < kPlanAttempts; ++attempt) {
     std::vector<int64_t> targets;
     {
       const SequenceTable::AllLocked all(sequences_);

@@ -15,7 +15,7 @@ namespace {
 
 // How often an append is planned anew because others took its blocks in
 // between. After that they are simply too many.
-constexpr int kAttempts = 64;
+constexpr int kAppendAttempts = 64;
 
 constexpr int kPeakSkips = 63;
 
@@ -127,7 +127,7 @@ Result<Admission> KvPool::Impl::Append(SeqId seq, int64_t num_tokens) try {
       NotePeak();
       return plan.admission;
     }
-    if (attempt == kAttempts) {
+    if (attempt == kAppendAttempts) {
       plan.admission.kind = Admission::Kind::kWait;
       plan.admission.free_blocks = 0;
       return plan.admission;

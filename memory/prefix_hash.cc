@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/strings.h"
 
 namespace varlane {
 namespace {
@@ -29,7 +30,7 @@ Result<PrefixHashKey> PrefixHashKey::Random() {
   } while (got < 0 && errno == EINTR);
   VARLANE_REQUIRE(got == static_cast<ssize_t>(sizeof(key)),
                   StatusCode::kInternal, "getrandom gave ", got, " of ",
-                  sizeof(key), " bytes: ", std::strerror(errno));
+                  sizeof(key), " bytes: ", ErrnoText(errno));
   return key;
 }
 

@@ -9,14 +9,13 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <limits>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/env.h"
 #include "base/os_calls.h"
 #include "base/strings.h"
@@ -26,12 +25,6 @@
 
 namespace varlane {
 namespace {
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 // A level begins where less than so many eighths of the reserve are left; a
 // plan leaves all of them, so a pool that was planned to the edge is at rest.
@@ -163,8 +156,7 @@ Status PressureMonitor::Impl::Sleep(int timeout_ms) {
   const int error = errno;
   return {
       error == ENOMEM ? StatusCode::kResourceExhausted : StatusCode::kInternal,
-      MessageCat("waiting for memory pressure: ",
-                 std::generic_category().message(error))};
+      MessageCat("waiting for memory pressure: ", ErrnoText(error))};
 }
 
 void PressureMonitor::Impl::TakeEvents(int64_t now) {
@@ -285,8 +277,7 @@ Result<std::unique_ptr<PressureMonitor>> PressureMonitor::Create(
                       ", must be positive and not negative");
   OwnedFd wake(os::Eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   VARLANE_REQUIRE(wake.valid(), StatusCode::kResourceExhausted,
-                  "no eventfd for the pressure monitor: ",
-                  std::generic_category().message(errno));
+                  "no eventfd for the pressure monitor: ", ErrnoText(errno));
   return std::unique_ptr<PressureMonitor>(
       new PressureMonitor(std::make_unique<Impl>(options, std::move(wake))));
 } catch (const std::bad_alloc&) {

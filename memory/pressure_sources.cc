@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "base/os_calls.h"
@@ -106,7 +105,7 @@ PressureWatch::PressureWatch(std::string name, Kind kind, PressureLevel level)
 }
 
 PressureWatch& PressureWatch::Fail(const std::string& what, int error) {
-  Stop(StrCat(what, ": ", std::generic_category().message(error)));
+  Stop(StrCat(what, ": ", ErrnoText(error)));
   return *this;
 }
 

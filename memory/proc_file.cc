@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <charconv>
 #include <limits>
-#include <system_error>
 
 #include "base/math.h"
 #include "base/os_calls.h"
@@ -35,7 +34,7 @@ Status FileError(const std::string& path, int error) {
   if (error == ENOMEM || error == EMFILE || error == ENFILE) {
     code = StatusCode::kResourceExhausted;
   }
-  return {code, StrCat(path, ": ", std::generic_category().message(error))};
+  return {code, StrCat(path, ": ", ErrnoText(error))};
 }
 
 }  // namespace

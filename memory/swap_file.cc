@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <limits>
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/math.h"
 #include "base/os_calls.h"
 
@@ -22,11 +22,6 @@ namespace {
 
 // Long enough for a disk's full speed, short enough to be spared.
 constexpr int64_t kBufferBytes = int64_t{4} << 20;
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-      .count();
-}
 
 // A file without a name in `folder`.
 Result<File> OpenNameless(const std::string& folder, int flags) {
@@ -97,12 +92,12 @@ Status SwapFile::Probe() {
                 static_cast<size_t>(slot_bytes_));
   }
   const auto bytes = static_cast<double>(buffer_slots_ * slot_bytes_);
-  auto start = std::chrono::steady_clock::now();
+  auto start = Clock::now();
   VARLANE_RETURN_IF_ERROR(Write(slots));
   VARLANE_RETURN_IF_ERROR(Flush());
   write_rate_.Add(bytes, SecondsSince(start));
   std::memset(buffer(), 0, static_cast<size_t>(buffer_slots_ * slot_bytes_));
-  start = std::chrono::steady_clock::now();
+  start = Clock::now();
   VARLANE_RETURN_IF_ERROR(Read(slots));
   read_rate_.Add(bytes, SecondsSince(start));
   for (int64_t i = 0; i < buffer_slots_; ++i) {

@@ -5,7 +5,6 @@
 #include "varlane/swap.h"
 
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/math.h"
 #include "base/xxhash64.h"
 #include "memory/block_parts.h"
@@ -25,12 +25,6 @@
 
 namespace varlane {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 bool IsUnderWay(SwapState state) {
   return state == SwapState::kWriting || state == SwapState::kReading;

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <charconv>
-#include <system_error>
 
 #include "base/check.h"
 #include "base/strings.h"
@@ -16,8 +15,7 @@ namespace {
 
 Status Refused(const char* call, int error) noexcept {
   try {
-    return {StatusCode::kUnavailable,
-            StrCat(call, ": ", std::generic_category().message(error))};
+    return {StatusCode::kUnavailable, StrCat(call, ": ", ErrnoText(error))};
   } catch (...) {
     return {StatusCode::kUnavailable, call};
   }

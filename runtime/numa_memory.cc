@@ -40,10 +40,6 @@ constexpr int kHugeTlb2MiB = MAP_HUGETLB | (21 << MAP_HUGE_SHIFT);
 // Linux builds have 1024 nodes at most.
 constexpr int kMaxNodes = 1024;
 
-std::string ErrnoText(int error) {
-  return std::generic_category().message(error);
-}
-
 Status SystemError(std::string_view what, int64_t bytes, int error,
                    std::string_view hint) {
   const StatusCode code = error == ENOMEM || error == EAGAIN

@@ -38,10 +38,6 @@ struct FreeBitmap {
 };
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
 
-std::string ErrnoText(int error) {
-  return std::generic_category().message(error);
-}
-
 // "this machine", "xml:FILE" or "synthetic:STRING", by what `text` looks like.
 // A file that exists is a file; a name that can only be one is not guessed at.
 Result<std::string> SourceOf(const std::string& text) {

@@ -22,22 +22,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/math.h"
 #include "base/strings.h"
 #include "memory/proc_file.h"
 
 namespace varlane {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             Clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
 
 class ServingPressure::Impl {
  public:

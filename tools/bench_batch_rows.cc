@@ -13,7 +13,6 @@
 namespace varlane::tools {
 namespace {
 
-using bench::Group;
 using bench::Heads;
 using bench::KvFixture;
 using bench::Shape;
@@ -248,8 +247,8 @@ std::vector<DType> DTypes(const BenchSession* session,
 }  // namespace
 
 void AddBatchRows(BenchSession* session) {
-  const Group decodes = {32, 1, 512};
-  const Group prefills = {4, 512, 512};
+  const bench::Group decodes = {32, 1, 512};
+  const bench::Group prefills = {4, 512, 512};
   AddPartsRow(session, {"mixed 32x1@512 + 4x512@512", {decodes, prefills}},
               {{"decodes", {decodes}}, {"prefills", {prefills}}});
   AddPartsRow(

@@ -7,14 +7,13 @@
 #include <utility>
 
 #include "tools/bench_session.h"
+#include "tools/clock.h"
 #include "tools/status_util.h"
 
 namespace varlane::tools {
 namespace {
 
 using bench::Heads;
-using Clock = std::chrono::steady_clock;
-
 constexpr int kEmptyLaunches = 200;
 constexpr int64_t kSurplus = 100000;
 

@@ -12,13 +12,12 @@
 #include <vector>
 
 #include "tools/bench_session.h"
+#include "tools/clock.h"
 #include "tools/status_util.h"
 #include "varlane/pressure.h"
 
 namespace varlane::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kIdle{1500};
 

@@ -6,6 +6,7 @@
 #define VARLANE_TOOLS_CLOCK_H_
 
 #include <chrono>
+#include <cstdint>
 
 namespace varlane::tools {
 
@@ -13,6 +14,12 @@ using Clock = std::chrono::steady_clock;
 
 inline double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+inline int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             Clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace varlane::tools

@@ -300,7 +300,7 @@ void AddLaunchFlags(CLI::App* command, AttendFlags* flags) {
   AddJsonFlag(command, &flags->json);
 }
 
-constexpr const char* kFooter =
+constexpr const char* kAttendFooter =
     "CASE holds tensors q [total_q, Hq, D], k [total_kv, Hkv, D], v "
     "[total_kv,\n"
     "Hkv, Dv] (F32, BF16 or F16, packed by sequence), cu_seqlens_q and\n"
@@ -339,7 +339,7 @@ void AddAttendCommand(CLI::App* app, Run* run) {
       "with a shuffled block table");
   AddCaseFlags(command, flags.get());
   AddLaunchFlags(command, flags.get());
-  command->footer(kFooter);
+  command->footer(kAttendFooter);
   command->callback([flags, command, run] {
     if (flags->file.empty() == !flags->is_random()) {
       ThrowUsage("attend needs either CASE or --random BATCH");

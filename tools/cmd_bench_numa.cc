@@ -43,7 +43,7 @@ Status RunBenchNuma(BenchNumaFlags flags) {
   return flags.plot.empty() ? Status() : PlotNuma(result, flags.plot);
 }
 
-constexpr const char* kFooter =
+constexpr const char* kBenchNumaFooter =
     "Decode steps of 2048 tokens of context over a pool with as much K/V on\n"
     "every node: all workers, once following homes and once not; KV heads "
     "sharded\n"
@@ -78,7 +78,7 @@ void AddBenchNumaCommand(CLI::App* bench, Run* run) {
       ->type_name("FILE");
   AddRuntimeFlags(command, &flags->runtime);
   AddJsonFlag(command, &flags->json);
-  command->footer(kFooter);
+  command->footer(kBenchNumaFooter);
   command->callback([flags, command, run] {
     if (flags->options.quick && command->count("--seconds") == 0) {
       flags->options.seconds = 0.5;

@@ -183,7 +183,7 @@ void AddPoolFlags(CLI::App* command, ReplayOptions* options) {
   command->add_option("--memory-root", options->memory_root)->group("");
 }
 
-constexpr const char* kFooter =
+constexpr const char* kReplayFooter =
     "Q, K and V are synthetic and a function of (request or hash_id, "
     "position,\n"
     "layer, head). Latencies and rates are on the serving clock: wall time\n"
@@ -231,7 +231,7 @@ void AddReplayCommand(CLI::App* app, Run* run) {
                "(default 0; 0.01 with --demo)");
   AddTraceFlag(command, &flags->trace);
   AddJsonFlag(command, &flags->json);
-  command->footer(kFooter);
+  command->footer(kReplayFooter);
   command->callback([flags, command, run] {
     Check(*flags);
     if (flags->demo && command->count("--verify") == 0) {

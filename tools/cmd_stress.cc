@@ -164,7 +164,7 @@ void AddServingFlags(CLI::App* command, StressFlags* flags) {
       ->type_name("WAY");
 }
 
-constexpr const char* kFooter =
+constexpr const char* kStressFooter =
     "The trace is served once in peace, then again and again on the same pool\n"
     "while memory is short and plentiful by turns:\n"
     "  cgroup    a ballast process takes memory in waves, in one memory "
@@ -210,7 +210,7 @@ void AddStressCommand(CLI::App* app, Run* run) {
   AddServingFlags(command, flags.get());
   AddRuntimeFlags(command, &flags->runtime);
   AddJsonFlag(command, &flags->json);
-  command->footer(kFooter);
+  command->footer(kStressFooter);
   command->callback(
       [flags, run] { *run = [flags] { return RunStressCommand(*flags); }; });
 }

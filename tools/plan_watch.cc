@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 
+#include "tools/clock.h"
 #include "tools/parse.h"
 #include "tools/report.h"
 #include "tools/status_util.h"
@@ -20,8 +21,6 @@
 
 namespace varlane::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::atomic<bool> stopped = false;
 std::atomic<PressureMonitor*> to_wake = nullptr;

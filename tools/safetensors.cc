@@ -22,7 +22,7 @@
 namespace varlane::tools {
 namespace {
 
-using Json = nlohmann::json;
+using JsonValue = nlohmann::json;
 
 constexpr int64_t kLengthBytes = 8;
 // The format's own limit.
@@ -49,10 +49,10 @@ std::optional<int64_t> NumElements(const TensorShape& shape) {
 }
 
 // A JSON array of non-negative integers.
-std::optional<std::vector<int64_t>> ParseInts(const Json& json) {
+std::optional<std::vector<int64_t>> ParseInts(const JsonValue& json) {
   if (!json.is_array()) return std::nullopt;
   std::vector<int64_t> values;
-  for (const Json& value : json) {
+  for (const JsonValue& value : json) {
     if (!value.is_number_unsigned()) return std::nullopt;
     const auto number = value.get<uint64_t>();
     if (number > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
@@ -63,12 +63,12 @@ std::optional<std::vector<int64_t>> ParseInts(const Json& json) {
 
 // Parses JSON; `duplicate` receives a top-level key that stands twice, which
 // the parser itself would silently resolve.
-Json ParseJson(const std::string& text, std::string* duplicate) {
+JsonValue ParseJson(const std::string& text, std::string* duplicate) {
   std::set<std::string> keys;
-  return Json::parse(
+  return JsonValue::parse(
       text,
-      [&](int depth, Json::parse_event_t event, Json& parsed) {
-        if (event == Json::parse_event_t::key && depth == 1 &&
+      [&](int depth, JsonValue::parse_event_t event, JsonValue& parsed) {
+        if (event == JsonValue::parse_event_t::key && depth == 1 &&
             !keys.insert(parsed.get<std::string>()).second) {
           *duplicate = parsed.get<std::string>();
         }
@@ -78,7 +78,7 @@ Json ParseJson(const std::string& text, std::string* duplicate) {
 }
 
 Result<TensorInfo> ParseTensor(const std::string& path, const std::string& name,
-                               const Json& json, int64_t data_bytes) {
+                               const JsonValue& json, int64_t data_bytes) {
   const auto wrong = [&](const std::string& why) {
     return BadArgument("{}: tensor \"{}\": {}", path, name, why);
   };
@@ -88,7 +88,7 @@ Result<TensorInfo> ParseTensor(const std::string& path, const std::string& name,
       return wrong(fmt::format("unknown header field \"{}\"", key));
     }
   }
-  const Json type_name = json.value("dtype", Json());
+  const JsonValue type_name = json.value("dtype", JsonValue());
   const auto type = type_name.is_string()
                         ? ParseTensorType(type_name.get<std::string>())
                         : std::nullopt;
@@ -96,9 +96,9 @@ Result<TensorInfo> ParseTensor(const std::string& path, const std::string& name,
     return wrong(fmt::format("dtype {} is not F32, F16, BF16, I32 or I64",
                              type_name.dump()));
   }
-  const auto shape = ParseInts(json.value("shape", Json()));
+  const auto shape = ParseInts(json.value("shape", JsonValue()));
   if (!shape) return wrong("shape is not an array of integers from 0");
-  const auto offsets = ParseInts(json.value("data_offsets", Json()));
+  const auto offsets = ParseInts(json.value("data_offsets", JsonValue()));
   if (!offsets || offsets->size() != 2) {
     return wrong("data_offsets is not [begin, end]");
   }
@@ -209,7 +209,7 @@ Status SafetensorsFile::ReadHeader(int64_t file_bytes) {
 Status SafetensorsFile::ParseHeader(const std::string& text,
                                     int64_t data_bytes) {
   std::string duplicate;
-  const Json header = ParseJson(text, &duplicate);
+  const JsonValue header = ParseJson(text, &duplicate);
   if (header.is_discarded() || !header.is_object()) {
     return BadArgument("{}: the header is not a JSON object", path_);
   }
@@ -220,7 +220,7 @@ Status SafetensorsFile::ParseHeader(const std::string& text,
   int64_t claimed = 0;
   for (const auto& [name, json] : header.items()) {
     if (name == "__metadata__" || !json.is_object()) continue;
-    const auto offsets = ParseInts(json.value("data_offsets", Json()));
+    const auto offsets = ParseInts(json.value("data_offsets", JsonValue()));
     if (offsets && offsets->size() == 2) {
       claimed = std::max(claimed, (*offsets)[1]);
     }

@@ -5,12 +5,11 @@
 #include <chrono>
 #include <thread>
 
+#include "tools/clock.h"
 #include "tools/status_util.h"
 
 namespace varlane::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Adds the time of a scope to a sum.
 class ScopeTimer {

@@ -2,8 +2,7 @@
 
 #include "tools/stress_ladder.h"
 
-#include <chrono>
-
+#include "tools/clock.h"
 #include "tools/parse.h"
 #include "tools/status_util.h"
 
@@ -20,12 +19,6 @@ constexpr int64_t kPollNs = 50'000'000;
 // Of what the pool can give, a wave wants this much.
 constexpr double kLeastShare = 0.15;
 constexpr double kMostShare = 0.75;
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 }  // namespace
 

@@ -3,21 +3,12 @@
 #include "tools/stress_pressure.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "tools/clock.h"
 #include "tools/process_memory.h"
 #include "tools/status_util.h"
 
 namespace varlane::tools {
-namespace {
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-}  // namespace
 
 StressPressure::Before StressPressure::Look(const KvPool& pool) {
   Before before;

@@ -19,21 +19,14 @@
 #include <system_error>
 #include <thread>
 
+#include "tools/clock.h"
 #include "tools/status_util.h"
 
 namespace varlane::tools {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kWorkerDone = 0;
 constexpr int kWorkerFailed = 1;  // shared->message says why
-
-int64_t NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             Clock::now().time_since_epoch())
-      .count();
-}
 
 // The signals that the supervisor answers, blocked for as long as this lives.
 class SignalGuard {

@@ -1,0 +1,27 @@
+// The clock that Varlane times with.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#ifndef VARLANE_BASE_CLOCK_H_
+#define VARLANE_BASE_CLOCK_H_
+
+#include <chrono>
+#include <cstdint>
+
+namespace varlane {
+
+using Clock = std::chrono::steady_clock;
+
+inline double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+inline int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             Clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace varlane
+
+#endif  // VARLANE_BASE_CLOCK_H_
