@@ -213,7 +213,7 @@ class GroupPass {
     const bool same_end = place_[R - 1].high == place_[0].high;
     for (int tile = 0; tile < run_.tiles; ++tile) {
       run_.row_fetches.Step();
-      if constexpr (kFetch == kNoFetch) FetchBetween();
+      if constexpr (kPlainAvx512 && kFetch == kNoFetch) FetchBetween();
       const int64_t begin = int64_t{tile} * kKeyTile;
       if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
         WholeTile(tile);
