@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <limits>
 #include <numeric>
 
@@ -12,6 +11,7 @@
 #include "attention/owner.h"
 #include "attention/shards.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/math.h"
 
 namespace varlane {
@@ -152,7 +152,7 @@ Status PlanRun::Begin(const KernelTable& table, Impl* plan, const KvView& kv,
   tensors_ = tensors;
   q_ = Resolve(tensors.q, plan->num_q_heads, kv.layout.head_size);
   out_ = Resolve(tensors.out, plan->num_q_heads, kv.layout.v_head_size);
-  start_ = std::chrono::steady_clock::now();
+  start_ = Clock::now();
   return {};
 }
 
@@ -160,9 +160,7 @@ void PlanRun::End(bool complete, bool fill_nan, LaunchReport* report) noexcept {
   if (complete) {
     plan_->arrived_dirty = false;
     if (report != nullptr) {
-      const std::chrono::duration<double> elapsed =
-          std::chrono::steady_clock::now() - start_;
-      FillReport(*plan_, elapsed.count(), report);
+      FillReport(*plan_, SecondsSince(start_), report);
     }
   } else if (fill_nan) {
     FillNan();

@@ -26,6 +26,11 @@ inline constexpr int kPartition = 1024;
 // Lanes of the running sum and of a padded V row; no vector is wider.
 inline constexpr int kLanes = 16;
 
+// Elements of a V row as it is held.
+inline constexpr int PaddedWidth(int v_head_size) {
+  return (v_head_size + kLanes - 1) / kLanes * kLanes;
+}
+
 // One partial softmax state in memory: m (log2 units), l, then acc[Dv'].
 inline constexpr int64_t PartialFloats(int v_head_size_padded) {
   return kLanes + v_head_size_padded;  // m and l padded to one vector
@@ -152,8 +157,7 @@ struct MergeStatesArgs {
   std::byte* scratch = nullptr;  // 64-byte aligned, MergeStatesScratchBytes
 };
 inline constexpr size_t MergeStatesScratchBytes(int v_head_size) {
-  return 2 * sizeof(float) *
-         static_cast<size_t>((v_head_size + kLanes - 1) / kLanes * kLanes);
+  return 2 * sizeof(float) * static_cast<size_t>(PaddedWidth(v_head_size));
 }
 
 // Writes one token of one kv head: rounds (to nearest even) and packs.

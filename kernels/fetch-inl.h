@@ -44,18 +44,24 @@ HWY_INLINE void AimNear(RunContext<Ops>& run, const RunPages* next) {
   }
 }
 
-// Several: the pieces of the next run are dealt out over them, keys while they
-// compute scores, values while they add values. This one is `turn` of `turns`.
+// Pieces [begin, end) of the next run: keys while scores are computed, values
+// while values are added.
+template <class Ops>
+HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
+                          int end, bool paired) {
+  run.score_fetch.Idle(run.pages->k[0]);
+  run.value_fetch.Idle(run.pages->k[0]);
+  FetchKeys(run, next.k + begin, next.k + end, paired, run.score_fetch);
+  FetchValues(run, next.v + begin, next.v + end, paired, run.value_fetch);
+}
+
+// Several: the next run is dealt out over them; this one is `turn` of `turns`.
 template <class Ops>
 HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
                        int turns, bool paired) {
-  run.score_fetch.Idle(run.pages->k[0]);
-  run.value_fetch.Idle(run.pages->k[0]);
   const int pairs = next.count / 2;
-  const int begin = pairs * turn / turns * 2;
-  const int end = pairs * (turn + 1) / turns * 2;
-  FetchKeys(run, next.k + begin, next.k + end, paired, run.score_fetch);
-  FetchValues(run, next.v + begin, next.v + end, paired, run.value_fetch);
+  AimPieces(run, next, pairs * turn / turns * 2, pairs * (turn + 1) / turns * 2,
+            paired);
 }
 
 // Many: the same over all of them, a few lines before each tile.
@@ -64,12 +70,9 @@ HWY_INLINE void AimBetween(RunContext<Ops>& run, const RunPages* next, int turn,
                            int turns) {
   run.lines_between = 0;
   if (next == nullptr) return;
-  run.score_fetch.Idle(run.pages->k[0]);
-  run.value_fetch.Idle(run.pages->k[0]);
   const int begin = next->count * turn / turns;
   const int end = next->count * (turn + 1) / turns;
-  FetchKeys(run, next->k + begin, next->k + end, false, run.score_fetch);
-  FetchValues(run, next->v + begin, next->v + end, false, run.value_fetch);
+  AimPieces(run, *next, begin, end, false);
   const size_t most = HWY_MAX(run.score_fetch.lines, run.value_fetch.lines);
   run.lines_between =
       (static_cast<int>(most) * (end - begin) + run.tiles - 1) / run.tiles;

@@ -43,11 +43,6 @@ struct RunPages {
   const std::byte* v[kRunGroups];
 };
 
-// Floats of a row of values.
-HWY_INLINE int PaddedWidth(int v_head_size) {
-  return (v_head_size + kLanes - 1) / kLanes * kLanes;
-}
-
 // Steps of P.V in a key tile, and in a run of them.
 template <class Ops>
 constexpr int kTileSteps = kKeyTile / Ops::kPack;

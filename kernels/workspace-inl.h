@@ -68,12 +68,10 @@ struct Workspace {
 
 template <class Ops>
 size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
-  if (Widens<Ops>(rows, head_size, v_head_size)) {
-    Workspace<OpsF32> ws;
-    return ws.Carve(nullptr, rows, head_size, v_head_size, true);
-  }
+  // What is widened, f16, has the operands that it is widened to.
   Workspace<Ops> ws;
-  return ws.Carve(nullptr, rows, head_size, v_head_size, false);
+  return ws.Carve(nullptr, rows, head_size, v_head_size,
+                  Widens<Ops>(rows, head_size, v_head_size));
 }
 
 template <class Ops>

@@ -34,8 +34,7 @@ void WriteToken(const WriteArgs& args) {
   // V: [block_size/y][Dv'][y]
   ReadRow(args.v, args.v_dtype, args.v_head_size, floats);
   WriteRow(floats, kDType, args.v_head_size, row);
-  const size_t padded =
-      static_cast<size_t>(args.v_head_size + kLanes - 1) / kLanes * kLanes;
+  const auto padded = static_cast<size_t>(PaddedWidth(args.v_head_size));
   const auto offset = static_cast<size_t>(args.offset);
   std::byte* v =
       args.v_block + (offset / kX * padded * kX + offset % kX) * sizeof(Cache);

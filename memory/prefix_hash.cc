@@ -7,7 +7,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstddef>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/strings.h"

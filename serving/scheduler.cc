@@ -3,7 +3,6 @@
 #include "varlane/scheduler.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <mutex>
 #include <new>
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "memory/step_pin.h"
 #include "serving/request_queue.h"
 #include "serving/step_builder.h"
@@ -105,7 +105,7 @@ class Scheduler::Impl {
   StepPlanner planner_;
   SchedulerStats stats_;  // but those that queue and planner know
   Outstanding outstanding_ = Outstanding::kNone;
-  std::chrono::steady_clock::time_point step_start_;
+  Clock::time_point step_start_;
   std::optional<StepPin> step_pin_;  // while a step is outstanding
 };
 
@@ -263,7 +263,7 @@ Status Scheduler::Impl::Schedule(Step* step) {
     return status;
   }
   CountStep(*step);
-  step_start_ = std::chrono::steady_clock::now();
+  step_start_ = Clock::now();
   outstanding_ = step->empty() ? Outstanding::kEmptyStep : Outstanding::kStep;
   if (outstanding_ != Outstanding::kStep) step_pin_.reset();
   return {};
@@ -396,9 +396,8 @@ void Scheduler::Impl::NotePace(const Step& step) {
     if (entry.is_prefill) prefill += entry.count;
   }
   if (2 * prefill <= step.total_q()) return;
-  const std::chrono::duration<double> took =
-      std::chrono::steady_clock::now() - step_start_;
-  planner_.swaps().NotePrefill(double(step.total_q()), took.count());
+  planner_.swaps().NotePrefill(double(step.total_q()),
+                               SecondsSince(step_start_));
 }
 
 void Scheduler::Impl::Release(TrackedRequest* request) {

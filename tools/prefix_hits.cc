@@ -2,11 +2,11 @@
 
 #include "tools/prefix_hits.h"
 
-#include <chrono>
 #include <limits>
 #include <memory>
 #include <unordered_map>
 
+#include "tools/clock.h"
 #include "tools/status_util.h"
 #include "varlane/kv_pool.h"
 
@@ -52,11 +52,9 @@ class PrefixSimulation {
     // A match leaves a token to sample from: one more than the trace says, so
     // that the last block can be found too.
     tokens_.push_back(-1);
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     VARLANE_TOOLS_TRY(Serve(num_blocks * kLayout.block_size));
-    hits_.seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-            .count();
+    hits_.seconds += SecondsSince(start);
     return {};
   }
 
