@@ -76,20 +76,27 @@ TEST_F(NumaWorkTest, WorkersAreOnTheCpusOfTheirNode) {
   }
 }
 
-// Decode steps and a chunk over a pool: every sequence at home on one node.
+// Chunks and decode steps over a pool: every sequence at home on one node.
 class Step {
  public:
   static constexpr int kHeads = 8;
   static constexpr int kContext = 320;
 
+  struct Options {
+    int num_seqs;
+    int num_chunks = 1;  // the first sequences; the others decode
+    bool shard_heads = false;
+  };
+
   // Sequences are at home on `homes` in turn, -1: where the pool has them.
-  Step(Runtime* runtime, int num_seqs, const std::vector<int>& homes,
-       bool shard_heads = false) {
+  Step(Runtime* runtime, const std::vector<int>& homes,
+       const Options& options) {
     attention_ = *Attention::Create(runtime);
-    pool_ = MakePool(
-        {.layout = kNumaLayout, .num_blocks = 1200, .shard_heads = shard_heads},
-        runtime);
-    for (int i = 0; i < num_seqs; ++i) {
+    pool_ = MakePool({.layout = kNumaLayout,
+                      .num_blocks = 1200,
+                      .shard_heads = options.shard_heads},
+                     runtime);
+    for (int i = 0; i < options.num_seqs; ++i) {
       const SeqId seq = pool_->CreateSequence(
           {.home_node = homes[static_cast<size_t>(i) % homes.size()]});
       const Result<Admission> grown = pool_->Append(seq, kContext);
@@ -97,7 +104,7 @@ class Step {
       tables_.resize(tables_.size() + kTableSize);
       EXPECT_TRUE(IsOk(
           pool_->CopyBlockTable(seq, std::span(tables_).last(kTableSize))));
-      const int q_len = i == 1 ? 24 : 1;
+      const int q_len = i < options.num_chunks ? 24 : 1;
       cu_seqlens_q_.push_back(cu_seqlens_q_.back() + q_len);
       seq_lens_.push_back(kContext);
       Write(seq, i);
@@ -146,7 +153,7 @@ class Step {
 
 TEST_F(NumaWorkTest, SequencesGetHomesInTurn) {
   const int num_nodes = runtime()->num_nodes();
-  Step step(runtime(), 3 * num_nodes, {-1});
+  Step step(runtime(), {-1}, {.num_seqs = 3 * num_nodes});
   std::vector<int> of_node(static_cast<size_t>(num_nodes));
   for (int i = 0; i < 3 * num_nodes; ++i) {
     const int home = step.pool().NodeOfBlock(step.TableOf(i)[0]);
@@ -164,10 +171,10 @@ TEST_F(NumaWorkTest, BitsAreThoseOfOneNode) {
   ASSERT_NE(one, nullptr);
   LaunchReport report;
   const std::vector<float> expected =
-      Step(one.get(), 12, {-1}).Run({}, &report);
+      Step(one.get(), {-1}, {.num_seqs = 12}).Run({}, &report);
   ASSERT_TRUE(CanShard());
   for (const bool shard_heads : {false, true}) {
-    Step step(runtime(), 12, {-1}, shard_heads);
+    Step step(runtime(), {-1}, {.num_seqs = 12, .shard_heads = shard_heads});
     for (const OwnerPattern owner : kOwnerPatterns) {
       for (const bool follow_homes : {true, false}) {
         EXPECT_EQ(
@@ -206,12 +213,16 @@ void ExpectMostAtHome(Step* step, const char* what) {
 }
 
 TEST_F(NumaWorkTest, ThreadgroupsRunAtHome) {
-  // As much for each worker, so that nobody has a reason to help.
+  // As much for each worker, so that nobody has a reason to help. A chunk takes
+  // as long as many decode steps, and a plan sends it first: one alone would
+  // leave its node's other work to others.
   std::vector<int> homes;
   for (int worker = 0; worker < runtime()->num_workers(); ++worker) {
     homes.push_back(runtime()->NodeOfWorker(worker));
   }
-  Step step(runtime(), 24, homes);
+  const Step::Options options{.num_seqs = 24,
+                              .num_chunks = runtime()->num_workers()};
+  Step step(runtime(), homes, options);
   ExpectMostAtHome(&step, "homes");
 }
 
@@ -225,13 +236,13 @@ TEST_F(NumaWorkTest, ThreadgroupsRunWhereTheirHeadIs) {
       *std::max_element(workers.begin(), workers.end())) {
     GTEST_SKIP() << "nodes with more workers have a reason to help";
   }
-  Step step(runtime(), 24, {-1}, true);
+  Step step(runtime(), {-1}, {.num_seqs = 24, .shard_heads = true});
   ExpectMostAtHome(&step, "shards");
 }
 
 // All work is on the last node: the others, the caller's first of all, steal.
 TEST_F(NumaWorkTest, NodesWithoutWorkSteal) {
-  Step step(runtime(), 12, {runtime()->num_nodes() - 1});
+  Step step(runtime(), {runtime()->num_nodes() - 1}, {.num_seqs = 12});
   EXPECT_EQ(step.pool().stats().spilled_blocks, 0);
   int64_t stolen = 0;
   for (int i = 0; i < 20 && stolen == 0; ++i) {
