@@ -204,14 +204,18 @@ TaskQueue& Tasks() {
   return tasks;
 }
 
+void Enqueue(tbb::task_arena* arena, std::function<void()> task) {
+  Tasks().Put(std::move(task));
+  arena->enqueue([] { Tasks().RunOne(); });
+}
+
 // TBB's own limit is a thread a core, of which there may be few here: tests
 // raise it.
 RuntimeOptions On(tbb::task_arena* arena, int num_threads) {
   RuntimeOptions options;
   options.num_threads = num_threads;
   options.executor = [arena](std::function<void()> task) {
-    Tasks().Put(std::move(task));
-    arena->enqueue([] { Tasks().RunOne(); });
+    Enqueue(arena, std::move(task));
   };
   return options;
 }
@@ -262,7 +266,7 @@ TEST(ExecutorTest, LaunchesFromEveryThreadOfTheArenaNeverWaitForOne) {
   std::atomic<int> done = 0;
   std::atomic<int64_t> ran = 0;
   for (int i = 0; i < 50; ++i) {
-    arena.enqueue([&] {
+    Enqueue(&arena, [&] {
       (void)runtime->Launch({20},
                             [&](const Threadgroup&) { ran.fetch_add(1); });
       done.fetch_add(1);
