@@ -87,9 +87,10 @@ struct Division {
   int64_t remainder;
 };
 
-// Requires: a >= 0, b > 0. The short division takes half as long as the long
-// one, and most grids fit it.
+// Requires: a >= 0, b > 0. Most grids have an axis of one; the short division
+// takes half as long as the long one, and most grids fit it.
 Division Divide(int64_t a, int64_t b) {
+  if (b == 1) return {a, 0};
   if (((a | b) >> 32) == 0) {
     const auto x = static_cast<uint32_t>(a);
     const auto y = static_cast<uint32_t>(b);
@@ -98,89 +99,77 @@ Division Divide(int64_t a, int64_t b) {
   return {a / b, a % b};
 }
 
-// Of a threadgroup that names a query block and one of the grid's partitions:
-// the work, or false where there is none.
-bool Place(const Impl& plan, int64_t seq, int64_t block, int64_t partition,
-           Assignment* to) {
-  // Surplus blocks leave before their item is worked out.
-  if (block - plan.FirstBlock(seq) >= plan.NumBlocks(seq)) return false;
-  to->block = block;
-  to->item = plan.Locate(seq, block);
-  const Impl::Item& item = to->item;
-  if (item.num_tokens <= 0 || partition >= item.num_partitions()) return false;
-  to->partition_begin = item.partition_begin + partition;
-  to->partition_end =
-      plan.spread ? to->partition_begin + 1 : item.partition_end;
-  return true;
+// Of a threadgroup that names a query block, a head and one of the grid's
+// partitions: the work, if there is some. Surplus ones leave before an item is
+// worked out or memory is cleared for one.
+std::optional<Assignment> Place(const Impl& plan, int64_t seq, int64_t block,
+                                int64_t head, int64_t partition) {
+  if (block - plan.FirstBlock(seq) >= plan.NumBlocks(seq)) return {};
+  const Impl::Item item = plan.Locate(seq, block);
+  if (item.num_tokens <= 0 || partition >= item.num_partitions()) return {};
+  const int64_t begin = item.partition_begin + partition;
+  return Assignment{static_cast<int>(head), block, item, begin,
+                    plan.spread ? begin + 1 : item.partition_end};
 }
 
 // Grid: query blocks x heads x partitions. Heads inside blocks: neighbours
 // share the pages of q, out and K/V (decode of 64 x 2048 ran 1.2x faster for
 // it).
-bool AssignByBlock(const Impl& plan, int64_t index, WorkerCounters& count,
-                   Assignment* to) {
+std::optional<Assignment> AssignByBlock(const Impl& plan, int64_t index,
+                                        WorkerCounters& count) {
   const auto [rest, partition] = Divide(index, plan.num_partitions);
   const auto [from_last, head] = Divide(rest, plan.grid_heads);
-  to->head = static_cast<int>(head);
   // Later blocks see more keys: the heaviest go first.
   const int64_t block = plan.num_query_blocks - 1 - from_last;
   int64_t seq = 0;
   if (plan.owner == OwnerPattern::kMap) {
     ++count.owner_lookups;
     seq = plan.owner_map[static_cast<size_t>(block)];
-    if (seq < 0) return false;
+    if (seq < 0) return {};
   } else {
     ++count.owner_searches;
     seq = FindOwner(plan.cu_seqlens_q.data(), plan.num_seqs, plan.block_q,
                     block, count.last_owner);
     count.last_owner = seq;
   }
-  return Place(plan, seq, block, partition, to);
+  return Place(plan, seq, block, head, partition);
 }
 
 // Grid: descriptors x heads, heads innermost.
-bool AssignByDescriptor(const Impl& plan, int64_t index, WorkerCounters& count,
-                        Assignment* to) {
+std::optional<Assignment> AssignByDescriptor(const Impl& plan, int64_t index,
+                                             WorkerCounters& count) {
   ++count.owner_planned;
-  const int heads = plan.grid_heads;
-  const Impl::Descriptor& work =
-      plan.descriptors[static_cast<size_t>(index / heads)];
-  to->head = static_cast<int>(index % heads);
-  to->block = plan.FirstBlock(work.seq) + work.block;
-  to->item = plan.Locate(work.seq, to->block);
-  to->partition_begin = work.partition_begin;
-  to->partition_end = work.partition_end;
-  return true;
+  const auto [at, head] = Divide(index, plan.grid_heads);
+  const Impl::Descriptor& work = plan.descriptors[static_cast<size_t>(at)];
+  const int64_t block = plan.FirstBlock(work.seq) + work.block;
+  return Assignment{static_cast<int>(head), block, plan.Locate(work.seq, block),
+                    work.partition_begin, work.partition_end};
 }
 
 // Grid: sequences x blocks of the longest query x heads x partitions.
-bool AssignByAxes(const Impl& plan, int64_t index, WorkerCounters& count,
-                  Assignment* to) {
+std::optional<Assignment> AssignByAxes(const Impl& plan, int64_t index,
+                                       WorkerCounters& count) {
   ++count.owner_padded;
-  const int64_t partition = index % plan.num_partitions;
-  int64_t rest = index / plan.num_partitions;
-  const int64_t heads = plan.grid_heads;
-  to->head = static_cast<int>(rest % heads);
-  rest /= heads;
-  const int64_t block =
-      plan.padded_query_blocks - 1 - rest % plan.padded_query_blocks;
-  const int64_t seq = rest / plan.padded_query_blocks;
-  return Place(plan, seq, plan.FirstBlock(seq) + block, partition, to);
+  const auto [rest, partition] = Divide(index, plan.num_partitions);
+  const auto [blocks, head] = Divide(rest, plan.grid_heads);
+  const auto [seq, from_last] = Divide(blocks, plan.padded_query_blocks);
+  const int64_t block = plan.padded_query_blocks - 1 - from_last;
+  return Place(plan, seq, plan.FirstBlock(seq) + block, head, partition);
 }
 
 // Of the grid, or of one shard's range of it.
-bool AssignInRange(const Impl& plan, int64_t index, WorkerCounters& count,
-                   Assignment* assignment) {
+std::optional<Assignment> AssignInRange(const Impl& plan, int64_t index,
+                                        WorkerCounters& count) {
   switch (plan.owner) {
     case OwnerPattern::kSearch:
     case OwnerPattern::kMap:
-      return AssignByBlock(plan, index, count, assignment);
+      return AssignByBlock(plan, index, count);
     case OwnerPattern::kPlanned:
-      return AssignByDescriptor(plan, index, count, assignment);
+      return AssignByDescriptor(plan, index, count);
     case OwnerPattern::kPadded:
-      return AssignByAxes(plan, index, count, assignment);
+      return AssignByAxes(plan, index, count);
   }
-  return false;
+  return {};
 }
 
 }  // namespace
@@ -206,17 +195,17 @@ Status PrepareOwners(Impl* plan) {
   return SizeGrid({heads, plan->num_query_blocks, plan->num_partitions}, plan);
 }
 
-bool Assign(const Impl& plan, int64_t index, WorkerCounters& count,
-            Assignment* assignment) {
-  bool found = false;
-  if (plan.grid_shards == 1) {
-    found = AssignInRange(plan, index, count, assignment);
+std::optional<Assignment> Assign(const Impl& plan, int64_t index,
+                                 WorkerCounters& count) {
+  const auto [shard, within] = plan.grid_shards == 1
+                                   ? Division{0, index}
+                                   : Divide(index, plan.shard_size);
+  std::optional<Assignment> found = AssignInRange(plan, within, count);
+  if (found) {
+    found->head += static_cast<int>(shard) * plan.grid_heads;
   } else {
-    const auto [shard, within] = Divide(index, plan.shard_size);
-    found = AssignInRange(plan, within, count, assignment);
-    assignment->head += static_cast<int>(shard) * plan.grid_heads;
+    ++count.surplus;
   }
-  if (!found) ++count.surplus;
   return found;
 }
 

@@ -8,6 +8,7 @@
 #define VARLANE_ATTENTION_OWNER_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "attention/plan.h"
 
@@ -31,10 +32,10 @@ struct Assignment {
 // Errors: kInvalidArgument when the grid has more than 2^63 threadgroups.
 Status PrepareOwners(AttentionPlan::Impl* plan);
 
-// Finds the work of threadgroup `index` and counts how; false for a surplus
-// one, which touches nothing else.
-bool Assign(const AttentionPlan::Impl& plan, int64_t index,
-            WorkerCounters& count, Assignment* assignment);
+// Finds the work of threadgroup `index` and counts how; none for a surplus one,
+// which touches nothing else.
+std::optional<Assignment> Assign(const AttentionPlan::Impl& plan, int64_t index,
+                                 WorkerCounters& count);
 
 // The sequence that owns query block `block`: the largest i with
 // cu_seqlens_q[i] / BQ + i <= block. Each sequence has len / BQ full blocks and

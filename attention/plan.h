@@ -142,14 +142,17 @@ struct AttentionPlan::Impl {
     return cu_seqlens_q[at + 1] - cu_seqlens_q[at];
   }
   int64_t NumBlocks(int64_t seq) const {
-    return (QueryLength(seq) + block_q - 1) / block_q;
+    return (QueryLength(seq) + block_q - 1) >> block_q_log2();
   }
   // Number of a sequence's first query block. Numbers of different sequences
   // never meet, but some name no block.
   int64_t FirstBlock(int64_t seq) const {
-    return (cu_seqlens_q[static_cast<size_t>(seq)] >>
-            std::countr_zero(static_cast<unsigned>(block_q))) +
-           seq;
+    return (cu_seqlens_q[static_cast<size_t>(seq)] >> block_q_log2()) + seq;
+  }
+  // Blocks are powers of two: a division would cost a surplus threadgroup as
+  // much as all else.
+  int block_q_log2() const {
+    return std::countr_zero(static_cast<unsigned>(block_q));
   }
 
   // What it costs to pass `tokens` query tokens over `keys` keys. One token

@@ -6,6 +6,7 @@
 #include <bit>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 #include "attention/homes.h"
 #include "attention/owner.h"
@@ -195,11 +196,12 @@ void PlanRun::FillNan() const noexcept {
 template <bool kTraced>
 void PlanRun::Attend(const Threadgroup& tg) const {
   WorkerCounters& count = plan_->counters[static_cast<size_t>(tg.worker())];
-  Assignment work;
-  if (!Assign(*plan_, tg.index(), count, &work)) {
+  const std::optional<Assignment> assigned = Assign(*plan_, tg.index(), count);
+  if (!assigned) {
     if constexpr (kTraced) tg.MarkSurplus();
     return;
   }
+  const Assignment& work = *assigned;
   if constexpr (kTraced) Annotate(tg, work);
   if (plan_->counts_locality()) CountKeys(tg, work, &count);
   if (!work.is_whole()) {
@@ -274,13 +276,13 @@ AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
 void PlanRun::AimNext(int64_t index, AttendArgs* args) const {
   if (index == Threadgroup::kUnknown) return;
   WorkerCounters uncounted;
-  Assignment next;
-  if (!Assign(*plan_, index, uncounted, &next)) return;
-  const KeyRange keys = KeysOf(next);
+  const std::optional<Assignment> next = Assign(*plan_, index, uncounted);
+  if (!next) return;
+  const KeyRange keys = KeysOf(*next);
   args->next_low = keys.low;
   args->next_high = keys.high;
   if (args->next_low >= args->next_high) return;
-  args->next = PagesOf(next.item, next.head);
+  args->next = PagesOf(next->item, next->head);
 }
 
 KvPages PlanRun::PagesOf(const Item& item, int head) const {

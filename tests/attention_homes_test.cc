@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -68,10 +69,10 @@ std::multiset<Task> TasksOf(const AttentionPlan::Impl& plan) {
   std::multiset<Task> tasks;
   WorkerCounters count;
   for (int64_t index = 0; index < plan.grid_size; ++index) {
-    Assignment work;
-    if (!Assign(plan, index, count, &work)) continue;
-    tasks.insert({plan.BatchIndex(work.item.seq), work.item.first_token,
-                  work.head, work.partition_begin, work.partition_end});
+    const std::optional<Assignment> work = Assign(plan, index, count);
+    if (!work) continue;
+    tasks.insert({plan.BatchIndex(work->item.seq), work->item.first_token,
+                  work->head, work->partition_begin, work->partition_end});
   }
   return tasks;
 }
@@ -101,12 +102,13 @@ TEST(HomesTest, EveryPatternsGridIsCutByTheHomesOfItsSequences) {
         int64_t tasks = 0;
         for (int64_t i = plan.node_begin[at]; i < plan.node_begin[at + 1];
              ++i) {
-          Assignment work;
-          if (!Assign(plan, i, count, &work)) continue;
+          const std::optional<Assignment> work = Assign(plan, i, count);
+          if (!work) continue;
           ++tasks;
-          const auto seq = static_cast<size_t>(plan.BatchIndex(work.item.seq));
+          const int64_t own = work->item.seq;
+          const auto seq = static_cast<size_t>(plan.BatchIndex(own));
           EXPECT_EQ(in.homes[seq], node) << "threadgroup " << i;
-          EXPECT_EQ(plan.FirstToken(work.item.seq), in.cu_seqlens_q[seq]);
+          EXPECT_EQ(plan.FirstToken(own), in.cu_seqlens_q[seq]);
         }
         EXPECT_GT(tasks, 0) << "node " << node;
       }

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -279,11 +280,11 @@ TEST(PlanTest, EveryPatternGivesOutTheSameWorkOnce) {
         std::set<Work> given;
         WorkerCounters count;
         for (int64_t i = 0; i < plan.grid_size; ++i) {
-          Assignment a;
-          if (!Assign(plan, i, count, &a)) continue;
+          const std::optional<Assignment> a = Assign(plan, i, count);
+          if (!a) continue;
           ASSERT_TRUE(given
-                          .emplace(a.head, a.item.seq, a.block,
-                                   a.partition_begin, a.partition_end)
+                          .emplace(a->head, a->item.seq, a->block,
+                                   a->partition_begin, a->partition_end)
                           .second);
         }
         EXPECT_EQ(int64_t(given.size()) + count.surplus, plan.grid_size);

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -73,9 +74,8 @@ std::vector<Task> TasksOf(const AttentionPlan::Impl& plan) {
   std::vector<Task> tasks;
   WorkerCounters count;
   for (int64_t index = 0; index < plan.grid_size; ++index) {
-    Assignment work;
-    const bool found = Assign(plan, index, count, &work);
-    tasks.push_back(found ? TaskOf(work) : Task{-1, 0, 0, 0, 0});
+    const std::optional<Assignment> work = Assign(plan, index, count);
+    tasks.push_back(work ? TaskOf(*work) : Task{-1, 0, 0, 0, 0});
   }
   return tasks;
 }
