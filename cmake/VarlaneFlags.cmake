@@ -19,6 +19,11 @@ if(VARLANE_SANITIZE)
     # Instrumented code compiles twice as fast as at -O2, and the kernels'
     # inlined vectors, once a target, would take minutes a file.
     -O1 -g1)
+  if(VARLANE_SANITIZE MATCHES "address")
+    # What AddressSanitizer finds as well.
+    target_compile_options(varlane_flags INTERFACE
+      -fno-sanitize=null,object-size)
+  endif()
   target_link_options(varlane_flags INTERFACE -fsanitize=${VARLANE_SANITIZE})
   if(VARLANE_SANITIZE MATCHES "thread")
     # g++ warns that TSan does not model fences; oneTBB's headers use them.
