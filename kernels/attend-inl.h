@@ -19,35 +19,34 @@ namespace VARLANE_NS {
 // One register group over a run. A single one streams K/V, fetching what it
 // needs next. Several bring the next run into L2 for all of them: few at two
 // lines a step, lest it be late; the last ones of many, so that it need not
-// stay there for long. A widened run leaves room for all of the next one.
+// stay there for long. A widened run leaves room for all of the next one. Where
+// there is no FMA, memory is ahead of the arithmetic by itself.
 template <class Ops, bool kWidened>
-HWY_INLINE void PassGroup(RunContext<Ops>& run, const RunPages* next,
-                          const RowGroups& groups, int begin, int end, int g) {
+HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
+                          int begin, int end, int g) {
   constexpr int kFewGroups = 3;
   constexpr int kFetching = 4;
+  constexpr bool kFetches = VARLANE_HAS_FMA;
   const int row = groups.begin(g);
   const int rows = groups.begin(g + 1) - row;
   const int local = row - groups.begin(begin);
-  if (kWidened || (kPlainAvx512 && groups.many())) {
-    AimBetween(run, next, g - begin, end - begin);
-    PassUpToRows<Ops, kNoFetch>(run, rows, row, local);
-    return;
-  }
-  if constexpr (!kWidened) {
+  if (kFetches && (kWidened || (kIntelAvx512 && groups.many()))) {
+    AimBetween(run, g - begin, end - begin);
+  } else if constexpr (kFetches && !kWidened) {
     if (groups.count == 1) {
-      AimNear(run, next);
+      if constexpr (!kIntelAvx512) AimRun(run);  // else unit by unit
       PassUpToRows<Ops, kFetchNear>(run, rows, row, local);
       return;
     }
     const int turns = HWY_MIN(end - begin, kFetching);
     const int turn = g - (end - turns);
-    if (turn < 0 || next == nullptr) {
-      PassUpToRows<Ops, kNoFetch>(run, rows, row, local);
+    if (turn >= 0 && run.next != nullptr) {
+      AimFar(run, turn, turns, groups.count <= kFewGroups);
+      PassUpToRows<Ops, kFetchFar>(run, rows, row, local);
       return;
     }
-    AimFar(run, *next, turn, turns, groups.count <= kFewGroups);
-    PassUpToRows<Ops, kFetchFar>(run, rows, row, local);
   }
+  PassUpToRows<Ops, kNoFetch>(run, rows, row, local);
 }
 
 template <class Ops>
@@ -123,6 +122,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                       args.next_low, args.next_high, *next);
     }
     run.pages = pages;
+    run.next = next->count != 0 ? next : nullptr;
     run.begin = t;
     run.tiles = static_cast<int>(
         (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
@@ -138,8 +138,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                  run.row_fetches);
         run.row_fetches.Spread(run.tiles);
       }
-      PassGroup<Ops, kWidened>(run, next->count != 0 ? next : nullptr, groups,
-                               group_begin, group_end, g);
+      PassGroup<Ops, kWidened>(run, groups, group_begin, group_end, g);
     }
     std::swap(pages, next);
   }

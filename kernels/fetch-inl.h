@@ -24,24 +24,26 @@ HWY_INLINE void FetchValues(const RunContext<Ops>& run,
   fetch.Start(from, to, paired, 64, run.pool_value_bytes / 64);
 }
 
+template <class Ops>
+HWY_INLINE void AimNowhere(RunContext<Ops>& run) {
+  run.score_fetch.Idle(run.pages->k[0]);
+  run.value_fetch.Idle(run.pages->k[0]);
+}
+
 // A single group: while it computes scores it fetches the run's values, and
 // while it adds values the next run's keys.
 template <class Ops>
-HWY_INLINE void AimNear(RunContext<Ops>& run, const RunPages* next) {
-  run.score_fetch.Idle(run.pages->k[0]);
-  run.value_fetch.Idle(run.pages->k[0]);
-  if constexpr (Fetcher<Ops, kFetchNear>::kOn) {
-    const auto* v = run.pages->v;
-    FetchValues(run, v, v + run.pages->count, true, run.score_fetch);
-  }
+HWY_INLINE void AimRun(RunContext<Ops>& run) {
+  AimNowhere(run);
+  const auto* v = run.pages->v;
+  FetchValues(run, v, v + run.pages->count, true, run.score_fetch);
   run.value_fetch.onward = KeyHead(run.pages->k, 0);
   // What a cache may hold is not worth asking for twice.
-  run.score_fetch.again = run.value_fetch.again = kPlainAvx512 || run.several;
-  if (next == nullptr) return;
-  run.value_fetch.onward = KeyHead(next->k, run.key_stride);
-  if constexpr (Fetcher<Ops, kFetchNear>::kOn) {
-    FetchKeys(run, next->k, next->k + next->count, true, run.value_fetch);
-  }
+  run.score_fetch.again = run.value_fetch.again = run.several;
+  if (run.next == nullptr) return;
+  run.value_fetch.onward = KeyHead(run.next->k, run.key_stride);
+  FetchKeys(run, run.next->k, run.next->k + run.next->count, true,
+            run.value_fetch);
 }
 
 // Pieces [begin, end) of the next run: keys while scores are computed, values
@@ -49,30 +51,45 @@ HWY_INLINE void AimNear(RunContext<Ops>& run, const RunPages* next) {
 template <class Ops>
 HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
                           int end, bool paired) {
-  run.score_fetch.Idle(run.pages->k[0]);
-  run.value_fetch.Idle(run.pages->k[0]);
+  AimNowhere(run);
   FetchKeys(run, next.k + begin, next.k + end, paired, run.score_fetch);
   FetchValues(run, next.v + begin, next.v + end, paired, run.value_fetch);
 }
 
+// A single group of kIntelAvx512, at `tile`, where a unit begins: the keys and
+// the values of the next one while it computes the same of this one.
+template <class Ops>
+HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
+  const bool within = tile + kUnit < run.tiles;
+  const RunPages* pages = within ? run.pages : run.next;
+  const int begin = within ? (tile + kUnit) * kGroups : 0;
+  if (pages == nullptr) {
+    AimNowhere(run);
+    run.value_fetch.onward = KeyHead(run.pages->k, 0);
+  } else {
+    const int end = HWY_MIN(begin + kUnit * kGroups, pages->count);
+    AimPieces(run, *pages, begin, end, true);
+    run.value_fetch.onward = KeyHead(pages->k + begin, run.key_stride);
+  }
+  run.score_fetch.again = run.value_fetch.again = true;
+}
+
 // Several: the next run is dealt out over them; this one is `turn` of `turns`.
 template <class Ops>
-HWY_INLINE void AimFar(RunContext<Ops>& run, const RunPages& next, int turn,
-                       int turns, bool paired) {
-  const int pairs = next.count / 2;
-  AimPieces(run, next, pairs * turn / turns * 2, pairs * (turn + 1) / turns * 2,
-            paired);
+HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns, bool paired) {
+  const int pairs = run.next->count / 2;
+  AimPieces(run, *run.next, pairs * turn / turns * 2,
+            pairs * (turn + 1) / turns * 2, paired);
 }
 
 // Many: the same over all of them, a few lines before each tile.
 template <class Ops>
-HWY_INLINE void AimBetween(RunContext<Ops>& run, const RunPages* next, int turn,
-                           int turns) {
+HWY_INLINE void AimBetween(RunContext<Ops>& run, int turn, int turns) {
   run.lines_between = 0;
-  if (next == nullptr) return;
-  const int begin = next->count * turn / turns;
-  const int end = next->count * (turn + 1) / turns;
-  AimPieces(run, *next, begin, end, false);
+  if (run.next == nullptr) return;
+  const int begin = run.next->count * turn / turns;
+  const int end = run.next->count * (turn + 1) / turns;
+  AimPieces(run, *run.next, begin, end, false);
   const size_t most = HWY_MAX(run.score_fetch.lines, run.value_fetch.lines);
   run.lines_between =
       (static_cast<int>(most) * (end - begin) + run.tiles - 1) / run.tiles;

@@ -91,24 +91,6 @@ HWY_INLINE void Values(const typename Ops::Operand* p,
   }
 }
 
-// What the groups of a chunk share while they pass a run of key tiles.
-template <class Ops>
-struct RunContext {
-  const AttendArgs* args;
-  const Workspace<Ops>* ws;
-  const RunPages* pages;
-  int64_t begin;  // first key of the run
-  int tiles;      // 1 to kRun: nobody sees the later ones
-  size_t key_stride;
-  size_t pool_key_stride;   // the same where the run is not widened
-  size_t pool_value_bytes;  // of a 16-token group
-  bool several;             // runs: too much to have stayed in a cache
-  Prefetch score_fetch;     // while a group's scores
-  Prefetch value_fetch;     // and its values are computed
-  int lines_between = 0;    // of each of the two, before a tile
-  RowFetches row_fetches;
-};
-
 // Keys [begin, end) of a tile that one row sees; empty where end == begin.
 struct Span {
   int begin;
@@ -212,8 +194,11 @@ class GroupPass {
     const int64_t last = place_[0].high - run_.begin;
     const bool same_end = place_[R - 1].high == place_[0].high;
     for (int tile = 0; tile < run_.tiles; ++tile) {
+      if constexpr (kInUnits) {
+        if (tile % kUnit == 0) BeginUnit(tile);
+      }
       run_.row_fetches.Step();
-      if constexpr (kPlainAvx512 && kFetch == kNoFetch) FetchBetween();
+      if constexpr (kIntelAvx512 && kFetch == kNoFetch) FetchBetween();
       const int64_t begin = int64_t{tile} * kKeyTile;
       if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
         WholeTile(tile);
@@ -231,6 +216,13 @@ class GroupPass {
 
  private:
   static constexpr int kPack = Ops::kPack;
+  static constexpr bool kInUnits = kIntelAvx512 && kFetch == kFetchNear;
+
+  HWY_INLINE void BeginUnit(int tile) {
+    Soften();
+    AddValues(steps_);
+    AimUnit(run_, tile);
+  }
 
   // For whom it is too little to be spread over the micro-kernels' steps.
   HWY_INLINE void FetchBetween() {
@@ -262,7 +254,7 @@ class GroupPass {
   HWY_INLINE bool ScoresOfWhole(int tile) {
     if constexpr (kTileVecs == kMaxVecs) {
       if (HWY_LIKELY(!modified_)) {
-        if constexpr (kPlainAvx512) {
+        if constexpr (kIntelAvx512) {
           Soften();
           return Steady(tile, NoSide());
         } else {
@@ -276,13 +268,17 @@ class GroupPass {
     return false;
   }
 
-  // What is read after this tile's keys: the next one's, or the run's values.
+  // What is read after this tile's keys: the next one's, or values.
   HWY_INLINE void AimOnward(int tile) {
     if constexpr (kFetch == kFetchNear) {
+      constexpr int kSteps = kGroupTokens / kPack;
+      const bool values_follow =
+          tile + 1 == run_.tiles || (kInUnits && (tile + 1) % kUnit == 0);
       run_.score_fetch.onward =
-          tile + 1 < run_.tiles
-              ? KeyHead(run_.pages->k + (tile + 1) * kGroups, run_.key_stride)
-              : ValueHead<Ops>(run_.pages->v[0], 0, ws_.acc_floats);
+          values_follow
+              ? ValueHead<Ops>(run_.pages->v[added_ / kSteps], 0,
+                               ws_.acc_floats)
+              : KeyHead(run_.pages->k + (tile + 1) * kGroups, run_.key_stride);
     }
   }
 
@@ -390,8 +386,17 @@ class GroupPass {
   HWY_INLINE void Soften() {
     if (softening_ < 0) return;
     const auto soften = SoftenOf(softening_);
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, 2);
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+      if constexpr (kInUnits) FetchBeside();
+      soften.Row(r, 2);
+    }
     softening_ = -1;
+  }
+
+  // So that memory has something to do beside the weights as well.
+  HWY_INLINE void FetchBeside() {
+    Fetcher<Ops, kFetch> values(run_.value_fetch);
+    values.Step();
   }
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {

@@ -46,13 +46,15 @@ VARLANE_DECLARE_TARGET(N_SSE4)
 
 namespace {
 
-// Which CPUs a table is for, by avx512_bf16.
-enum class Bf16 : uint8_t { kAny, kWith, kWithout };
+// What avx512_bf16 is worth to a CPU: it has none; its dot product takes longer
+// than the two fp32 multiply-adds that stand for it; or it is twice as fast.
+enum Bf16 : uint8_t { kNoBf16 = 1, kSlowBf16 = 2, kFastBf16 = 4 };
+constexpr uint8_t kAnyCpu = kNoBf16 | kSlowBf16 | kFastBf16;
 
 struct Compiled {
   KernelTable table;
   int64_t target;  // Highway's bit; 0 = always runs
-  Bf16 bf16;
+  uint8_t cpus;    // of Bf16
 };
 
 constexpr bool StaticTargetHasFma() {
@@ -80,45 +82,57 @@ constexpr const char* kStaticName =
     "STATIC";
 #endif
 
-// Best first, but for the last.
+#if VARLANE_ALL_PASSES
+#define VARLANE_AVX3_BF16 VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true)
+#else
+#define VARLANE_AVX3_BF16 \
+  VARLANE_TABLE_OF(N_AVX3, N_AVX3_BF16, "AVX3_BF16", true)
+#endif
+
+// Best first, but for those at the end.
 constexpr Compiled kCompiled[] = {
 #if HWY_TARGETS & HWY_AVX3
-#if VARLANE_ALL_PASSES
-    {VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3, Bf16::kWith},
-#else
-    {VARLANE_TABLE_OF(N_AVX3, N_AVX3_BF16, "AVX3_BF16", true), HWY_AVX3,
-     Bf16::kWith},
-#endif
+    {VARLANE_AVX3_BF16, HWY_AVX3, kFastBf16},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
-    {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, Bf16::kAny},
+    {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, kAnyCpu},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX2 && (HWY_TARGETS & HWY_AVX2)
-    {VARLANE_TABLE(N_AVX2, "AVX2", true), HWY_AVX2, Bf16::kAny},
+    {VARLANE_TABLE(N_AVX2, "AVX2", true), HWY_AVX2, kAnyCpu},
 #endif
 #if HWY_STATIC_TARGET != HWY_SSE4 && (HWY_TARGETS & HWY_SSE4)
-    {VARLANE_TABLE(N_SSE4, "SSE4", false), HWY_SSE4, Bf16::kAny},
+    {VARLANE_TABLE(N_SSE4, "SSE4", false), HWY_SSE4, kAnyCpu},
 #endif
     {VARLANE_TABLE(HWY_NAMESPACE, kStaticName, StaticTargetHasFma()), 0,
-     Bf16::kAny},
+     kAnyCpu},
+// Never the best, to be tested and compared where nothing else would run it:
+#if HWY_TARGETS & HWY_AVX3
+    {VARLANE_AVX3_BF16, HWY_AVX3, kSlowBf16},
+#endif
 #if (HWY_TARGETS & HWY_AVX3) && VARLANE_ALL_PASSES
-    // Never the best: what AVX3_BF16 does otherwise than AVX3 and any AVX-512
-    // runs, to be tested and compared where nothing else would run it.
+    // what AVX3_BF16 does otherwise than AVX3 and any AVX-512 runs.
     {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, "AVX3_4ROWS", true), HWY_AVX3,
-     Bf16::kWithout},
+     kNoBf16},
 #endif
 };
 
 // The OS side (zmm state) is covered by Highway's own AVX3 check.
-bool CpuHasAvx512Bf16() {
+// Intel's CPUs take 2 cycles for a dot product and half a one for an fp32
+// multiply-add (Emerald Rapids, a Golden Cove as Sapphire Rapids is), Zen 4 as
+// long for either.
+Bf16 CpuBf16() {
 #if HWY_ARCH_X86
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 5)) != 0;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) == 0 || (a & (1u << 5)) == 0) {
+    return kNoBf16;
+  }
+  __cpuid(0, a, b, c, d);
+  return b == signature_INTEL_ebx ? kSlowBf16 : kFastBf16;
 #else
-  return false;
+  return kNoBf16;
 #endif
 }
 
@@ -128,10 +142,10 @@ struct Supported {
 
   Supported() {
     const int64_t targets = hwy::SupportedTargets();
-    const bool bf16 = CpuHasAvx512Bf16();
+    const Bf16 bf16 = CpuBf16();
     for (const Compiled& compiled : kCompiled) {
       if (compiled.target != 0 && (compiled.target & targets) == 0) continue;
-      if (compiled.bf16 == (bf16 ? Bf16::kWithout : Bf16::kWith)) continue;
+      if ((compiled.cpus & bf16) == 0) continue;
       tables[count++] = &compiled.table;
     }
   }

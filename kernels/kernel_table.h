@@ -43,8 +43,9 @@ struct KernelTable {
   }
 };
 
-// Compiled in and runnable on this CPU, best first but for AVX3_4ROWS, which
-// comes last; never empty. Thread-safe.
+// Compiled in and runnable on this CPU, best first but for what comes last:
+// AVX3_4ROWS, or AVX3_BF16 where its dot product is no gain; never empty.
+// Thread-safe.
 std::span<const KernelTable* const> SupportedKernels();
 
 // The best for "", else the one of that name; null where there is none.

@@ -27,10 +27,10 @@
 // After widen-inl.h:
 #include "kernels/workspace-inl.h"
 // After workspace-inl.h:
-#include "kernels/group_pass-inl.h"
-// After group_pass-inl.h:
 #include "kernels/fetch-inl.h"
 // After fetch-inl.h:
+#include "kernels/group_pass-inl.h"
+// After group_pass-inl.h:
 #include "kernels/attend-inl.h"
 // After attend-inl.h:
 #include "kernels/write-inl.h"

@@ -17,9 +17,13 @@ constexpr int kGroups = kKeyTile / kGroupTokens;
 constexpr int kRun = 8;  // tiles
 constexpr int kRunKeys = kRun * kKeyTile;
 constexpr int kRunGroups = kRun * kGroups;
+// Tiles of a run whose values a single register group adds in one go where what
+// it reads next is fetched in order: so far ahead that memory is never short of
+// work, so near that L2 holds it (Emerald Rapids: 1 to 4 are about as good).
+constexpr int kUnit = 2;
 // Of a register tile. 6 rows by 4 vectors take 10 loads for 24 multiply-adds, 4
 // rows 8 for 16; but 6 leave hardly a register, and 4 suit groups of 4 heads.
-constexpr int kMaxRows = kPlainAvx512 ? 6 : 4;
+constexpr int kMaxRows = kIntelAvx512 ? 6 : 4;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 
 // How `rows` are cut into register groups of 1 to kMaxRows, as even as can be.

@@ -3,8 +3,9 @@
 // Included before any Highway header in every file that has a foreach pass.
 //
 //   AVX3_BF16  our own pass: AVX3 plus avx512_bf16 (see pass-inl.h), which
-//              only kernels of the bf16 cache multiply with
-//   AVX3       AVX-512 F/BW/CD/DQ/VL: CPUs without avx512_bf16 (vec-inl.h)
+//              only kernels of the bf16 cache multiply with; AMD's from Zen 4
+//   AVX3       AVX-512 F/BW/CD/DQ/VL: Intel's CPUs (vec-inl.h), also those that
+//              have avx512_bf16, since it is slower there (kernel_table.cc)
 //   AVX2       the first with FMA: from here up all give the same bits
 //   SSE4       no FMA; right, but with other roundings
 //   static     whatever the compiler's baseline is (SCALAR, EMU128 or SSE2)

@@ -21,7 +21,7 @@ struct NoSide {
 
 // Steps of a micro-kernel's loop at a time: plain AVX-512 is short of what its
 // decoders deliver while the core's other thread runs.
-constexpr int kStepUnroll = kPlainAvx512 ? 2 : 1;
+constexpr int kStepUnroll = kIntelAvx512 ? 2 : 1;
 
 // acc[r][v] += lanes(v) * operand(r).
 template <int R, int NV, class Lanes, class Operand>
@@ -85,14 +85,16 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) acc[r][v] = Zero();
   }
   Fetcher<Ops, kFetch> fetcher(fetch);
-  constexpr size_t kAheadSteps = kAheadBytes / (NV * kVecBytes<Ops>);
+  constexpr size_t kAheadSteps = kAheadBytes<Ops> / (NV * kVecBytes<Ops>);
   Ahead<kFetch, NV, NV == 4 && kVecBytes<Ops> == 32> ahead(fetch);
   ahead.Follow(k, stride, kAheadSteps);
   constexpr bool kSwitches = decltype(ahead)::kOn;  // to what comes after
-  constexpr int kParts = Side::kPortions != 0 ? Side::kPortions + 1
-                         : kSwitches          ? 4
-                                              : 1;
-  const size_t part = steps / kParts;
+  constexpr bool kBeside = Side::kPortions != 0;
+  constexpr int kParts = kBeside ? Side::kPortions + 1 : kSwitches ? 2 : 1;
+  // With nothing beside it the first of two ends where `ahead` is at the end.
+  const size_t part = kBeside || !kSwitches ? steps / kParts
+                      : steps > kAheadSteps ? steps - kAheadSteps
+                                            : 0;
   size_t later = kAheadSteps;
   const std::byte* stop = x;
   typename Side::State state;
@@ -188,7 +190,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   }
   constexpr int kLines = static_cast<int>((NV * kVecBytes<Ops> + 63) / 64);
   constexpr int kAheadGroups = static_cast<int>(
-      HWY_MAX(kAheadBytes / (kLines * 64 * kSteps), size_t{1}));
+      HWY_MAX(kAheadBytes<Ops> / (kLines * 64 * kSteps), size_t{1}));
   Fetcher<Ops, kFetch> fetcher(fetch);
   Ahead<kFetch, kLines, false> ahead(fetch);
   for (int step = begin; step < end;) {

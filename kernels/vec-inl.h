@@ -36,12 +36,12 @@ namespace varlane {
 namespace VARLANE_NS {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// AVX-512 without bf16: Intel's CPUs from Skylake to Ice Lake. What they differ
-// in, measured on Ice Lake: all 512-bit arithmetic takes the ports of the two
+// AVX-512 as Intel's CPUs have it. What they differ in, measured on Ice Lake
+// and Emerald Rapids: all 512-bit arithmetic takes the ports of the two
 // multipliers, so nothing hides behind multiply-adds; loads are scarce while
 // the core's other thread runs; a prefetch waits for room and is not dropped.
 // What the other passes do was measured on Zen 4.
-constexpr bool kPlainAvx512 = HWY_TARGET == HWY_AVX3 && !VARLANE_BF16_CPU;
+constexpr bool kIntelAvx512 = HWY_TARGET == HWY_AVX3 && !VARLANE_FAST_BF16;
 
 using D = hn::CappedTag<float, kLanes>;
 using DU = hn::Rebind<uint32_t, D>;

@@ -17,7 +17,7 @@ constexpr size_t kWidenBytes = size_t{512} << 10;
 // What is converted. bf16, of which a pair takes a shift and a mask, gained 3%
 // of 43 groups and nothing of 22 (Ice Lake).
 template <class Ops>
-constexpr bool kWidens = kPlainAvx512&& std::is_same_v<Ops, OpsF16>;
+constexpr bool kWidens = kIntelAvx512&& std::is_same_v<Ops, OpsF16>;
 
 // Elements of one 16-token group, and of a run.
 HWY_INLINE size_t GroupElements(int width) {

@@ -117,5 +117,24 @@ HWY_INLINE size_t KeyStride(const AttendArgs& args) {
   return kLaneBytes<Ops> << args.kv.block_size_log2;
 }
 
+// What the groups of a chunk share while they pass a run of key tiles.
+template <class Ops>
+struct RunContext {
+  const AttendArgs* args;
+  const Workspace<Ops>* ws;
+  const RunPages* pages;
+  const RunPages* next;  // what is read after it; null = not known
+  int64_t begin;         // first key of the run
+  int tiles;             // 1 to kRun: nobody sees the later ones
+  size_t key_stride;
+  size_t pool_key_stride;   // the same where the run is not widened
+  size_t pool_value_bytes;  // of a 16-token group
+  bool several;             // runs: too much to have stayed in a cache
+  Prefetch score_fetch;     // while a group's scores
+  Prefetch value_fetch;     // and its values are computed
+  int lines_between = 0;    // of each of the two, before a tile
+  RowFetches row_fetches;
+};
+
 }  // namespace VARLANE_NS
 }  // namespace varlane

@@ -134,9 +134,19 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
            .warms = warms});
     }
   }
+  const size_t multiplies = samplers.size();
   if (bound != Bound::kRead) {
+    // What a launch takes at least is a matter of the faster way to multiply.
+    Runtime* of = session->runtime();
+    if (bound == Bound::kPeak) {
+      VARLANE_TOOLS_ASSIGN(of, session->DotRuntime(dtype));
+    }
     samplers.push_back(
-        {.go = [=] { return session->Peak(dtype); }, .repeats = false});
+        {.go = [=] { return session->Peak(of, dtype); }, .repeats = false});
+    if (of != session->runtime()) {
+      samplers.push_back(
+          {.go = [=] { return session->Peak(dtype); }, .repeats = false});
+    }
   }
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
@@ -154,11 +164,17 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
   }
   if (bound != Bound::kRead) {
     const auto flops = static_cast<double>(work->report().flops);
-    for (const double rate : samples.of.back()) {
+    for (const double rate : samples.of[multiplies]) {
       times->multiply.push_back(flops / rate);
     }
     times->best_limit =
-        std::max(times->best_limit, flops / samples.high.back());
+        std::max(times->best_limit, flops / samples.high[multiplies]);
+    if (multiplies + 1 < samplers.size()) {
+      row->detail = fmt::format(
+          "limit: dot products; multiply-adds reach {:.0f}, this {:.2f} of it",
+          Median(samples.of.back()) * 1e-9,
+          flops / Median(times->run) / Median(samples.of.back()));
+    }
   }
   return {};
 }

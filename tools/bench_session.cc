@@ -110,6 +110,22 @@ Result<double> BenchSession::Peak(Runtime* of, DType dtype) {
   return best;
 }
 
+Result<Runtime*> BenchSession::DotRuntime(DType dtype) {
+  static constexpr const char* kTarget = "AVX3_BF16";
+  const std::vector<std::string> targets = SupportedSimdTargets();
+  const bool is_best = attention()->simd_target() == targets.front();
+  if (dtype != DType::kBF16 || !is_best || targets.front() == kTarget ||
+      std::ranges::find(targets, kTarget) == targets.end()) {
+    return runtime();
+  }
+  if (dot_engine_.runtime == nullptr) {
+    RuntimeOptions options = options_.runtime;
+    options.simd_target = kTarget;
+    VARLANE_TOOLS_ASSIGN(dot_engine_, MakeEngine(options));
+  }
+  return dot_engine_.runtime.get();
+}
+
 Result<std::vector<int>> BenchSession::BestLoops(bench::Workload* work) {
   VARLANE_TOOLS_ASSIGN(ReadProbe* const probe, work->Probe(runtime()));
   std::vector<int> candidates = ranking_;

@@ -61,6 +61,9 @@ class BenchSession {
   // core would flatter the kernels.
   Result<double> Peak(DType dtype) { return Peak(runtime(), dtype); }
   Result<double> Peak(Runtime* of, DType dtype);
+  // Whose peak is that of the CPU's dot product, if `dtype` has one: not the
+  // session's own runtime where its kernels are faster without.
+  Result<Runtime*> DotRuntime(DType dtype);
 
   // The two fastest read loops on this workload.
   Result<std::vector<int>> BestLoops(bench::Workload* work);
@@ -71,6 +74,7 @@ class BenchSession {
   BenchOptions options_;
   std::regex filter_;
   Engine engine_;
+  Engine dot_engine_;  // made when first asked for
   std::vector<BenchRow> rows_;
   std::vector<int> ranking_;  // read loops, as the last full comparison had it
   std::unique_ptr<bench::KvFixture> fixture_;

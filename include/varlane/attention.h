@@ -285,9 +285,10 @@ class VARLANE_EXPORT Attention {
   std::unique_ptr<Impl> impl_;
 };
 
-// The kernel tables compiled in that this CPU can run, best first; but last, on
-// CPUs with AVX-512 and without bf16, AVX3_4ROWS: the f32 and f16 kernels that
-// CPUs with bf16 take, for comparison.
+// The kernel tables compiled in that this CPU can run, best first; but last,
+// for comparison, what AMD's CPUs with avx512_bf16 take: on Intel's that have
+// it, whose dot product is the slower way to multiply, AVX3_BF16, and on other
+// CPUs with AVX-512 its f32 and f16 kernels, AVX3_4ROWS.
 VARLANE_EXPORT std::vector<std::string> SupportedSimdTargets();
 
 }  // namespace varlane
