@@ -41,7 +41,8 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
     const int turns = HWY_MIN(end - begin, kFetching);
     const int turn = g - (end - turns);
     if (turn >= 0 && run.next != nullptr) {
-      AimFar(run, turn, turns, groups.count <= kFewGroups);
+      AimFar(run, turn, turns,
+             groups.count <= kFewGroups ? Pieces::kPaired : Pieces::kAlone);
       PassUpToRows<Ops, kFetchFar>(run, rows, row, local);
       return;
     }

@@ -10,18 +10,19 @@ namespace VARLANE_NS {
 template <class Ops>
 HWY_INLINE void FetchKeys(const RunContext<Ops>& run,
                           const std::byte* const* from,
-                          const std::byte* const* to, bool paired,
+                          const std::byte* const* to, Pieces pieces,
                           Prefetch& fetch) {
   const size_t stride = HWY_MAX(run.pool_key_stride, size_t{64});
   const size_t bytes = static_cast<size_t>(run.ws->steps) * run.pool_key_stride;
-  fetch.Start(from, to, paired, stride, bytes / stride);
+  fetch.Start(from, to, pieces, stride, bytes / stride, kStepsOfAll<Ops>);
 }
 template <class Ops>
 HWY_INLINE void FetchValues(const RunContext<Ops>& run,
                             const std::byte* const* from,
-                            const std::byte* const* to, bool paired,
+                            const std::byte* const* to, Pieces pieces,
                             Prefetch& fetch) {
-  fetch.Start(from, to, paired, 64, run.pool_value_bytes / 64);
+  fetch.Start(from, to, pieces, 64, run.pool_value_bytes / 64,
+              kStepsOfAll<Ops>);
 }
 
 template <class Ops>
@@ -36,13 +37,13 @@ template <class Ops>
 HWY_INLINE void AimRun(RunContext<Ops>& run) {
   AimNowhere(run);
   const auto* v = run.pages->v;
-  FetchValues(run, v, v + run.pages->count, true, run.score_fetch);
+  FetchValues(run, v, v + run.pages->count, Pieces::kPaired, run.score_fetch);
   run.value_fetch.onward = KeyHead(run.pages->k, 0);
   // What a cache may hold is not worth asking for twice.
   run.score_fetch.again = run.value_fetch.again = run.several;
   if (run.next == nullptr) return;
   run.value_fetch.onward = KeyHead(run.next->k, run.key_stride);
-  FetchKeys(run, run.next->k, run.next->k + run.next->count, true,
+  FetchKeys(run, run.next->k, run.next->k + run.next->count, Pieces::kPaired,
             run.value_fetch);
 }
 
@@ -50,10 +51,10 @@ HWY_INLINE void AimRun(RunContext<Ops>& run) {
 // while values are added.
 template <class Ops>
 HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
-                          int end, bool paired) {
+                          int end, Pieces pieces) {
   AimNowhere(run);
-  FetchKeys(run, next.k + begin, next.k + end, paired, run.score_fetch);
-  FetchValues(run, next.v + begin, next.v + end, paired, run.value_fetch);
+  FetchKeys(run, next.k + begin, next.k + end, pieces, run.score_fetch);
+  FetchValues(run, next.v + begin, next.v + end, pieces, run.value_fetch);
 }
 
 // A single group of kIntelAvx512, at `tile`, where a unit begins: the keys and
@@ -68,7 +69,7 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
     run.value_fetch.onward = KeyHead(run.pages->k, 0);
   } else {
     const int end = HWY_MIN(begin + kUnit * kGroups, pages->count);
-    AimPieces(run, *pages, begin, end, true);
+    AimPieces(run, *pages, begin, end, Pieces::kTogether);
     run.value_fetch.onward = KeyHead(pages->k + begin, run.key_stride);
   }
   run.score_fetch.again = run.value_fetch.again = true;
@@ -76,10 +77,11 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
 
 // Several: the next run is dealt out over them; this one is `turn` of `turns`.
 template <class Ops>
-HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns, bool paired) {
+HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns,
+                       Pieces pieces) {
   const int pairs = run.next->count / 2;
   AimPieces(run, *run.next, pairs * turn / turns * 2,
-            pairs * (turn + 1) / turns * 2, paired);
+            pairs * (turn + 1) / turns * 2, pieces);
 }
 
 // Many: the same over all of them, a few lines before each tile.
@@ -89,7 +91,7 @@ HWY_INLINE void AimBetween(RunContext<Ops>& run, int turn, int turns) {
   if (run.next == nullptr) return;
   const int begin = run.next->count * turn / turns;
   const int end = run.next->count * (turn + 1) / turns;
-  AimPieces(run, *run.next, begin, end, false);
+  AimPieces(run, *run.next, begin, end, Pieces::kAlone);
   const size_t most = HWY_MAX(run.score_fetch.lines, run.value_fetch.lines);
   run.lines_between =
       (static_cast<int>(most) * (end - begin) + run.tiles - 1) / run.tiles;

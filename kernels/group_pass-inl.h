@@ -386,17 +386,8 @@ class GroupPass {
   HWY_INLINE void Soften() {
     if (softening_ < 0) return;
     const auto soften = SoftenOf(softening_);
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      if constexpr (kInUnits) FetchBeside();
-      soften.Row(r, 2);
-    }
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, 2);
     softening_ = -1;
-  }
-
-  // So that memory has something to do beside the weights as well.
-  HWY_INLINE void FetchBeside() {
-    Fetcher<Ops, kFetch> values(run_.value_fetch);
-    values.Step();
   }
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
