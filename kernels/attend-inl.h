@@ -41,8 +41,13 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
     const int turns = HWY_MIN(end - begin, kFetching);
     const int turn = g - (end - turns);
     if (turn >= 0 && run.next != nullptr) {
-      AimFar(run, turn, turns,
-             groups.count <= kFewGroups ? Pieces::kPaired : Pieces::kAlone);
+      const bool few = groups.count <= kFewGroups;
+      if constexpr (kIntelAvx512) {
+        AimFar(run, turn, turns,
+               few ? Pieces::kTogetherByTwo : Pieces::kTogether);
+      } else {
+        AimFar(run, turn, turns, few ? Pieces::kPaired : Pieces::kAlone);
+      }
       PassUpToRows<Ops, kFetchFar>(run, rows, row, local);
       return;
     }

@@ -7,22 +7,23 @@ namespace varlane {
 namespace VARLANE_NS {
 
 // Pieces [from, to) of the pool, each one 16-token group of K resp. V.
-template <class Ops>
+template <FetchMode kMode, class Ops>
 HWY_INLINE void FetchKeys(const RunContext<Ops>& run,
                           const std::byte* const* from,
                           const std::byte* const* to, Pieces pieces,
                           Prefetch& fetch) {
   const size_t stride = HWY_MAX(run.pool_key_stride, size_t{64});
   const size_t bytes = static_cast<size_t>(run.ws->steps) * run.pool_key_stride;
-  fetch.Start(from, to, pieces, stride, bytes / stride, kStepsOfAll<Ops>);
+  fetch.Start(from, to, pieces, stride, bytes / stride,
+              kStepsOfAll<Ops, kMode>);
 }
-template <class Ops>
+template <FetchMode kMode, class Ops>
 HWY_INLINE void FetchValues(const RunContext<Ops>& run,
                             const std::byte* const* from,
                             const std::byte* const* to, Pieces pieces,
                             Prefetch& fetch) {
   fetch.Start(from, to, pieces, 64, run.pool_value_bytes / 64,
-              kStepsOfAll<Ops>);
+              kStepsOfAll<Ops, kMode>);
 }
 
 template <class Ops>
@@ -37,24 +38,26 @@ template <class Ops>
 HWY_INLINE void AimRun(RunContext<Ops>& run) {
   AimNowhere(run);
   const auto* v = run.pages->v;
-  FetchValues(run, v, v + run.pages->count, Pieces::kPaired, run.score_fetch);
+  FetchValues<kFetchNear>(run, v, v + run.pages->count, Pieces::kPaired,
+                          run.score_fetch);
   run.value_fetch.onward = KeyHead(run.pages->k, 0);
   // What a cache may hold is not worth asking for twice.
   run.score_fetch.again = run.value_fetch.again = run.several;
   if (run.next == nullptr) return;
   run.value_fetch.onward = KeyHead(run.next->k, run.key_stride);
-  FetchKeys(run, run.next->k, run.next->k + run.next->count, Pieces::kPaired,
-            run.value_fetch);
+  FetchKeys<kFetchNear>(run, run.next->k, run.next->k + run.next->count,
+                        Pieces::kPaired, run.value_fetch);
 }
 
 // Pieces [begin, end) of the next run: keys while scores are computed, values
 // while values are added.
-template <class Ops>
+template <FetchMode kMode, class Ops>
 HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
                           int end, Pieces pieces) {
   AimNowhere(run);
-  FetchKeys(run, next.k + begin, next.k + end, pieces, run.score_fetch);
-  FetchValues(run, next.v + begin, next.v + end, pieces, run.value_fetch);
+  FetchKeys<kMode>(run, next.k + begin, next.k + end, pieces, run.score_fetch);
+  FetchValues<kMode>(run, next.v + begin, next.v + end, pieces,
+                     run.value_fetch);
 }
 
 // A single group of kIntelAvx512, at `tile`, where a unit begins: the keys and
@@ -69,7 +72,7 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
     run.value_fetch.onward = KeyHead(run.pages->k, 0);
   } else {
     const int end = HWY_MIN(begin + kUnit * kGroups, pages->count);
-    AimPieces(run, *pages, begin, end, Pieces::kTogether);
+    AimPieces<kFetchNear>(run, *pages, begin, end, Pieces::kTogether);
     run.value_fetch.onward = KeyHead(pages->k + begin, run.key_stride);
   }
   run.score_fetch.again = run.value_fetch.again = true;
@@ -80,8 +83,8 @@ template <class Ops>
 HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns,
                        Pieces pieces) {
   const int pairs = run.next->count / 2;
-  AimPieces(run, *run.next, pairs * turn / turns * 2,
-            pairs * (turn + 1) / turns * 2, pieces);
+  AimPieces<kFetchFar>(run, *run.next, pairs * turn / turns * 2,
+                       pairs * (turn + 1) / turns * 2, pieces);
 }
 
 // Many: the same over all of them, a few lines before each tile.
@@ -91,7 +94,7 @@ HWY_INLINE void AimBetween(RunContext<Ops>& run, int turn, int turns) {
   if (run.next == nullptr) return;
   const int begin = run.next->count * turn / turns;
   const int end = run.next->count * (turn + 1) / turns;
-  AimPieces(run, *run.next, begin, end, Pieces::kAlone);
+  AimPieces<kFetchFar>(run, *run.next, begin, end, Pieces::kAlone);
   const size_t most = HWY_MAX(run.score_fetch.lines, run.value_fetch.lines);
   run.lines_between =
       (static_cast<int>(most) * (end - begin) + run.tiles - 1) / run.tiles;

@@ -15,13 +15,15 @@ namespace VARLANE_NS {
 //               a run, and the next one is spread over some of them
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
 
-// Pieces of memory side by side, a few lines of each in turn.
-enum class Pieces : uint8_t { kAlone, kPaired, kTogether };
+// Pieces of memory side by side: one, two, or kTogether of which a step takes
+// some in turn; far, one of them or two.
+enum class Pieces : uint8_t { kAlone, kPaired, kTogether, kTogetherByTwo };
 
 // How many go together. Each begins a page of 4 KiB or is one. While the TLB
 // asks for pages Intel's CPUs wait with all else, but for four at a time, and
 // several give their own prefetchers more to do (blocks of 16 tokens, from
-// DRAM, 8 pieces instead of 2: 14% more in bf16, 10% in f32 and f16).
+// DRAM, 8 pieces instead of 2: decode 14% faster in bf16, 10% in f32 and f16;
+// 2 or 5 tokens, 12% in bf16, 14 to 21% in f32).
 constexpr int kTogether = kIntelAvx512 ? kUnit * kGroups : 2;
 
 // Into L2, which takes more misses at a time than L1 does (Zen 4: 27 against 16
@@ -63,7 +65,8 @@ struct Prefetch {
   size_t back = 0;  // two lines
   size_t left = 0;  // steps over `stream`; 0 = nothing to fetch
   size_t lines = 0;
-  bool paired = false;  // two pieces side by side
+  size_t steps_a_line = 1;  // of pieces that go together
+  Pieces pieces = Pieces::kAlone;
   // Whether to ask once more for what the micro-kernel is about to read, and
   // what is read after its own part.
   bool again = false;
@@ -77,50 +80,48 @@ struct Prefetch {
     again = false;
   }
 
-  // Fetches pieces [from, to); an even number of them where they are paired, at
-  // most kTogether where they go together, each line then in one step of
-  // `steps`.
+  // Fetches pieces [from, to); an even number of them where they are paired;
+  // where they go together, each line in one step of `steps`.
   HWY_INLINE void Start(const std::byte* const* from,
-                        const std::byte* const* to, Pieces pieces,
+                        const std::byte* const* to, Pieces side_by_side,
                         size_t line_stride, size_t num_lines, size_t steps) {
     if (from == to) return;
     next = from;
     end = to;
-    paired = pieces == Pieces::kPaired;
+    pieces = side_by_side;
     stride = line_stride;
     back = 2 * line_stride;
     lines = num_lines;
-    if (pieces == Pieces::kTogether) {
-      AllPieces(steps);
-    } else {
-      NextPieces();
-    }
-  }
-
-  // Of too few, some are asked for twice.
-  HWY_INLINE void AllPieces(size_t steps) {
-    const auto count = static_cast<int>(end - next);
-    for (int i = 0; i < kTogether; ++i) stream[i] = next[i % count];
-    next = end;
-    at = 0;
-    left = lines * steps;
+    steps_a_line = steps;
+    NextPieces();
   }
 
   HWY_INLINE void NextPieces() {
     at = 0;
+    if (kIntelAvx512 && pieces >= Pieces::kTogether) {
+      // Of too few, some are asked for twice.
+      const auto count = HWY_MIN(static_cast<int>(end - next), kTogether);
+      for (int i = 0; i < kTogether; ++i) stream[i] = next[i % count];
+      next += count;
+      left = lines * steps_a_line;
+      return;
+    }
     left = lines;
     stream[0] = *next++;
-    stream[1] = paired ? *next++ : stream[0];
+    stream[1] = pieces == Pieces::kPaired ? *next++ : stream[0];
   }
 };
 
-// Of pieces that go together a step takes a line of some, as many as a register
-// tile reads, and so many steps one of all.
-template <class Ops>
-constexpr size_t kSomePieces = HWY_MAX(kMaxVecs* kVecBytes<Ops> / 64,
-                                       size_t{1});
-template <class Ops>
-constexpr size_t kStepsOfAll = HWY_MAX(kTogether / kSomePieces<Ops>, size_t{1});
+// Of pieces that go together a step takes a line of some, near as many as a
+// register tile reads, and so many steps one of all.
+template <class Ops, FetchMode kMode>
+constexpr size_t kSomePieces = kMode == kFetchNear
+                                   ? HWY_MAX(kMaxVecs* kVecBytes<Ops> / 64,
+                                             size_t{1})
+                                   : 1;
+template <class Ops, FetchMode kMode>
+constexpr size_t kStepsOfAll =
+    (kTogether + kSomePieces<Ops, kMode> - 1) / kSomePieces<Ops, kMode>;
 
 // Steps through a Prefetch with its state in few registers. Every line is asked
 // for twice, two lines apart: the CPU drops what it has no room for (Zen 4,
@@ -136,7 +137,9 @@ class Fetcher {
         two_(fetch.stream[1]),
         at_(fetch.at),
         left_(fetch.left),
-        paired_(fetch.paired) {}
+        paired_(fetch.pieces == Pieces::kPaired),
+        together_(fetch.pieces >= Pieces::kTogether),
+        by_two_(fetch.pieces == Pieces::kTogetherByTwo) {}
   HWY_INLINE ~Fetcher() {
     if constexpr (kOn) {
       fetch_.stream[0] = one_;
@@ -149,15 +152,11 @@ class Fetcher {
   Fetcher& operator=(const Fetcher&) = delete;
 
   HWY_INLINE void Step() {
-    if constexpr (kInTurns) {
-      const size_t turn = (0 - left_) % kStepsOfAll<Ops>;
-      const std::byte* const* const some =
-          fetch_.stream + turn * kSomePieces<Ops>;
-      HWY_UNROLL(4) for (size_t i = 0; i < kSomePieces<Ops>; ++i) {
-        FetchLine(some[i] + at_);
-      }
-      if (turn == kStepsOfAll<Ops> - 1) at_ += fetch_.stride;
-      if (HWY_UNLIKELY(--left_ == 0)) EndPieces();  // of none it wraps
+    if constexpr (kIntelAvx512 && kMode == kFetchNear) {
+      StepTogether();
+    } else if (kIntelAvx512 && kOn && together_) {
+      StepTogether();
+      if (by_two_) StepTogether();
     } else if constexpr (kOn) {
       HWY_UNROLL(2) for (size_t i = 0; i < kLines; ++i) {
         const size_t again = at_ - fetch_.back;
@@ -178,11 +177,19 @@ class Fetcher {
   // Lines a step of each piece. Near: half of what a register tile reads.
   // Faster, the CPU would have no room for what is asked for and drop it (f16
   // at twice the pace, from DRAM: 20% less).
-  static constexpr bool kInTurns = kIntelAvx512 && kMode == kFetchNear;
   static constexpr size_t kLines =
       kMode == kFetchNear
           ? HWY_MAX(kMaxVecs * kVecBytes<Ops> / (2 * 64), size_t{1})
           : 1;
+
+  HWY_INLINE void StepTogether() {
+    constexpr size_t kSome = kSomePieces<Ops, kMode>;
+    const size_t turn = (0 - left_) % kStepsOfAll<Ops, kMode>;
+    const std::byte* const* const some = fetch_.stream + turn * kSome;
+    HWY_UNROLL(4) for (size_t i = 0; i < kSome; ++i) FetchLine(some[i] + at_);
+    if (turn == kStepsOfAll<Ops, kMode> - 1) at_ += fetch_.stride;
+    if (HWY_UNLIKELY(--left_ == 0)) EndPieces();  // of none it wraps
+  }
 
   HWY_INLINE void EndPieces() {
     if (fetch_.next == fetch_.end) {
@@ -202,6 +209,8 @@ class Fetcher {
   size_t at_;
   size_t left_;
   bool paired_;
+  bool together_;
+  bool by_two_;
 };
 
 // Asks for what a micro-kernel reads kAheadBytes later. Most of that was asked
