@@ -379,6 +379,12 @@ Result<std::unique_ptr<GemmPeer>> GemmPeer::Create(Runtime* runtime,
   }
 }
 
+bool GemmPeer::UsesAmx(DType dtype) {
+  constexpr auto kAmx = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_amx);
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  return dtype == DType::kBF16 && (isa & kAmx) == kAmx;
+}
+
 Result<double> GemmPeer::Run() { return impl_->Run(); }
 std::span<const float> GemmPeer::out() const { return impl_->out(); }
 

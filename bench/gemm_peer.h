@@ -14,6 +14,7 @@
 #include <string>
 
 #include "bench/workload.h"
+#include "varlane/dtype.h"
 #include "varlane/runtime.h"
 #include "varlane/status.h"
 
@@ -29,6 +30,10 @@ class GemmPeer {
                                                   const Workload& work,
                                                   bool whole_groups);
   ~GemmPeer();
+
+  // Whether it multiplies `dtype` in AMX tiles, whose sums of pairs no chain of
+  // multiply-adds gives: they are not for kernels whose bits all CPUs share.
+  static bool UsesAmx(DType dtype);
 
   Result<double> Run();                // wall seconds
   std::span<const float> out() const;  // [total_q, Hq, D], of the last Run

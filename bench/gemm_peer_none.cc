@@ -20,6 +20,8 @@ Result<std::unique_ptr<GemmPeer>> GemmPeer::Create(Runtime*, const Workload&,
                 "again)");
 }
 
+bool GemmPeer::UsesAmx(DType) { return false; }
+
 Result<double> GemmPeer::Run() {
   return Status(StatusCode::kUnimplemented, "built without oneDNN");
 }

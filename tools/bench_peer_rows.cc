@@ -64,9 +64,10 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
   row->limit = Median(peer) * 1e6;
   row->best_ratio = std::min(samples.low[1], samples.low[2]) / samples.low[0];
   row->detail = fmt::format(
-      "limit: the peer, {}, {:.0f} GFLOP/s",
+      "limit: the peer, {}, {:.0f} GFLOP/s{}",
       head_wins ? "a query head a task" : "a KV head's group a task",
-      static_cast<double>(work->report().flops) / *row->limit * 1e-3);
+      static_cast<double>(work->report().flops) / *row->limit * 1e-3,
+      GemmPeer::UsesAmx(dtype) ? " in AMX tiles" : "");
   SetRatios(ratios, samples.disturbed, row);
   return {};
 }
