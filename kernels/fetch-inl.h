@@ -7,23 +7,21 @@ namespace varlane {
 namespace VARLANE_NS {
 
 // Pieces [from, to) of the pool, each one 16-token group of K resp. V.
-template <FetchMode kMode, class Ops>
+template <class Ops>
 HWY_INLINE void FetchKeys(const RunContext<Ops>& run,
                           const std::byte* const* from,
                           const std::byte* const* to, Pieces pieces,
                           Prefetch& fetch) {
   const size_t stride = HWY_MAX(run.pool_key_stride, size_t{64});
   const size_t bytes = static_cast<size_t>(run.ws->steps) * run.pool_key_stride;
-  fetch.Start(from, to, pieces, stride, bytes / stride,
-              kStepsOfAll<Ops, kMode>);
+  fetch.Start(from, to, pieces, stride, bytes / stride);
 }
-template <FetchMode kMode, class Ops>
+template <class Ops>
 HWY_INLINE void FetchValues(const RunContext<Ops>& run,
                             const std::byte* const* from,
                             const std::byte* const* to, Pieces pieces,
                             Prefetch& fetch) {
-  fetch.Start(from, to, pieces, 64, run.pool_value_bytes / 64,
-              kStepsOfAll<Ops, kMode>);
+  fetch.Start(from, to, pieces, 64, run.pool_value_bytes / 64);
 }
 
 template <class Ops>
@@ -38,26 +36,24 @@ template <class Ops>
 HWY_INLINE void AimRun(RunContext<Ops>& run) {
   AimNowhere(run);
   const auto* v = run.pages->v;
-  FetchValues<kFetchNear>(run, v, v + run.pages->count, Pieces::kPaired,
-                          run.score_fetch);
+  FetchValues(run, v, v + run.pages->count, Pieces::kPaired, run.score_fetch);
   run.value_fetch.onward = KeyHead(run.pages->k, 0);
   // What a cache may hold is not worth asking for twice.
   run.score_fetch.again = run.value_fetch.again = run.several;
   if (run.next == nullptr) return;
   run.value_fetch.onward = KeyHead(run.next->k, run.key_stride);
-  FetchKeys<kFetchNear>(run, run.next->k, run.next->k + run.next->count,
-                        Pieces::kPaired, run.value_fetch);
+  FetchKeys(run, run.next->k, run.next->k + run.next->count, Pieces::kPaired,
+            run.value_fetch);
 }
 
 // Pieces [begin, end) of the next run: keys while scores are computed, values
 // while values are added.
-template <FetchMode kMode, class Ops>
+template <class Ops>
 HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
                           int end, Pieces pieces) {
   AimNowhere(run);
-  FetchKeys<kMode>(run, next.k + begin, next.k + end, pieces, run.score_fetch);
-  FetchValues<kMode>(run, next.v + begin, next.v + end, pieces,
-                     run.value_fetch);
+  FetchKeys(run, next.k + begin, next.k + end, pieces, run.score_fetch);
+  FetchValues(run, next.v + begin, next.v + end, pieces, run.value_fetch);
 }
 
 // A single group of kIntelAvx512, at `tile`, where a unit begins: the keys and
@@ -72,7 +68,7 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
     run.value_fetch.onward = KeyHead(run.pages->k, 0);
   } else {
     const int end = HWY_MIN(begin + kUnit * kGroups, pages->count);
-    AimPieces<kFetchNear>(run, *pages, begin, end, Pieces::kTogether);
+    AimPieces(run, *pages, begin, end, Pieces::kTogether);
     run.value_fetch.onward = KeyHead(pages->k + begin, run.key_stride);
   }
   run.score_fetch.again = run.value_fetch.again = true;
@@ -83,8 +79,8 @@ template <class Ops>
 HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns,
                        Pieces pieces) {
   const int pairs = run.next->count / 2;
-  AimPieces<kFetchFar>(run, *run.next, pairs * turn / turns * 2,
-                       pairs * (turn + 1) / turns * 2, pieces);
+  AimPieces(run, *run.next, pairs * turn / turns * 2,
+            pairs * (turn + 1) / turns * 2, pieces);
 }
 
 // Many: the same over all of them, a few lines before each tile.
@@ -94,7 +90,7 @@ HWY_INLINE void AimBetween(RunContext<Ops>& run, int turn, int turns) {
   if (run.next == nullptr) return;
   const int begin = run.next->count * turn / turns;
   const int end = run.next->count * (turn + 1) / turns;
-  AimPieces<kFetchFar>(run, *run.next, begin, end, Pieces::kAlone);
+  AimPieces(run, *run.next, begin, end, Pieces::kAlone);
   const size_t most = HWY_MAX(run.score_fetch.lines, run.value_fetch.lines);
   run.lines_between =
       (static_cast<int>(most) * (end - begin) + run.tiles - 1) / run.tiles;

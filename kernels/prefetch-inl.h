@@ -11,8 +11,9 @@ namespace VARLANE_NS {
 //   kNoFetch    what it reads is in L2 already
 //   kFetchNear  as many lines a step as it reads, of pieces side by side: few
 //               rows, whose next keys or values are needed soon
-//   kFetchFar   a line a step, of one piece or of each of two: more rows share
-//               a run, and the next one is spread over some of them
+//   kFetchFar   a line or two a step: more rows share a run, and the next one
+//   is
+//               spread over some of them
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
 
 // Pieces of memory side by side: one, two, or kTogether of which a step takes
@@ -63,9 +64,9 @@ struct Prefetch {
   size_t at = 0;  // bytes into `stream`
   size_t stride = 0;
   size_t back = 0;  // two lines
-  size_t left = 0;  // steps over `stream`; 0 = nothing to fetch
+  size_t left = 0;  // lines of `stream`; 0 = nothing to fetch
   size_t lines = 0;
-  size_t steps_a_line = 1;  // of pieces that go together
+  size_t turn = 0;  // of pieces that go together, the first of the next step
   Pieces pieces = Pieces::kAlone;
   // Whether to ask once more for what the micro-kernel is about to read, and
   // what is read after its own part.
@@ -76,15 +77,14 @@ struct Prefetch {
   HWY_INLINE void Idle(const std::byte* line) {
     for (const std::byte*& piece : stream) piece = line;
     next = end = nullptr;
-    at = stride = back = left = 0;
+    at = stride = back = left = turn = 0;
     again = false;
   }
 
-  // Fetches pieces [from, to); an even number of them where they are paired;
-  // where they go together, each line in one step of `steps`.
+  // Fetches pieces [from, to); an even number of them where they are paired.
   HWY_INLINE void Start(const std::byte* const* from,
                         const std::byte* const* to, Pieces side_by_side,
-                        size_t line_stride, size_t num_lines, size_t steps) {
+                        size_t line_stride, size_t num_lines) {
     if (from == to) return;
     next = from;
     end = to;
@@ -92,36 +92,23 @@ struct Prefetch {
     stride = line_stride;
     back = 2 * line_stride;
     lines = num_lines;
-    steps_a_line = steps;
     NextPieces();
   }
 
   HWY_INLINE void NextPieces() {
     at = 0;
+    left = lines;
     if (kIntelAvx512 && pieces >= Pieces::kTogether) {
       // Of too few, some are asked for twice.
       const auto count = HWY_MIN(static_cast<int>(end - next), kTogether);
       for (int i = 0; i < kTogether; ++i) stream[i] = next[i % count];
       next += count;
-      left = lines * steps_a_line;
       return;
     }
-    left = lines;
     stream[0] = *next++;
     stream[1] = pieces == Pieces::kPaired ? *next++ : stream[0];
   }
 };
-
-// Of pieces that go together a step takes a line of some, near as many as a
-// register tile reads, and so many steps one of all.
-template <class Ops, FetchMode kMode>
-constexpr size_t kSomePieces = kMode == kFetchNear
-                                   ? HWY_MAX(kMaxVecs* kVecBytes<Ops> / 64,
-                                             size_t{1})
-                                   : 1;
-template <class Ops, FetchMode kMode>
-constexpr size_t kStepsOfAll =
-    (kTogether + kSomePieces<Ops, kMode> - 1) / kSomePieces<Ops, kMode>;
 
 // Steps through a Prefetch with its state in few registers. Every line is asked
 // for twice, two lines apart: the CPU drops what it has no room for (Zen 4,
@@ -137,15 +124,15 @@ class Fetcher {
         two_(fetch.stream[1]),
         at_(fetch.at),
         left_(fetch.left),
-        paired_(fetch.pieces == Pieces::kPaired),
-        together_(fetch.pieces >= Pieces::kTogether),
-        by_two_(fetch.pieces == Pieces::kTogetherByTwo) {}
+        turn_(fetch.turn),
+        pieces_(fetch.pieces) {}
   HWY_INLINE ~Fetcher() {
     if constexpr (kOn) {
       fetch_.stream[0] = one_;
       fetch_.stream[1] = two_;
       fetch_.at = at_;
       fetch_.left = left_;
+      fetch_.turn = turn_;
     }
   }
   Fetcher(const Fetcher&) = delete;
@@ -154,16 +141,16 @@ class Fetcher {
   HWY_INLINE void Step() {
     if constexpr (kIntelAvx512 && kMode == kFetchNear) {
       StepTogether();
-    } else if (kIntelAvx512 && kOn && together_) {
+    } else if (kIntelAvx512 && kOn && pieces_ >= Pieces::kTogether) {
       StepTogether();
-      if (by_two_) StepTogether();
+      if (pieces_ == Pieces::kTogetherByTwo) StepTogether();
     } else if constexpr (kOn) {
       HWY_UNROLL(2) for (size_t i = 0; i < kLines; ++i) {
         const size_t again = at_ - fetch_.back;
         FetchLine(one_ + at_);
-        if (kMode == kFetchNear || paired_) {
+        if (kMode == kFetchNear || pieces_ == Pieces::kPaired) {
           FetchLine(two_ + at_);
-          if constexpr (!kIntelAvx512) FetchLine(two_ + again);
+          FetchLine(two_ + again);
         }
         if constexpr (!kIntelAvx512) FetchLine(one_ + again);
         at_ += fetch_.stride;
@@ -182,12 +169,15 @@ class Fetcher {
           ? HWY_MAX(kMaxVecs * kVecBytes<Ops> / (2 * 64), size_t{1})
           : 1;
 
+  // Near, as many lines as a register tile reads.
   HWY_INLINE void StepTogether() {
-    constexpr size_t kSome = kSomePieces<Ops, kMode>;
-    const size_t turn = (0 - left_) % kStepsOfAll<Ops, kMode>;
-    const std::byte* const* const some = fetch_.stream + turn * kSome;
-    HWY_UNROLL(4) for (size_t i = 0; i < kSome; ++i) FetchLine(some[i] + at_);
-    if (turn == kStepsOfAll<Ops, kMode> - 1) at_ += fetch_.stride;
+    constexpr size_t kSome = kMode == kFetchNear ? 2 * kLines : 1;
+    HWY_UNROLL(4) for (size_t i = 0; i < kSome; ++i) {
+      FetchLine(fetch_.stream[turn_ + i] + at_);
+    }
+    turn_ = (turn_ + kSome) % kTogether;
+    if (turn_ != 0) return;
+    at_ += fetch_.stride;
     if (HWY_UNLIKELY(--left_ == 0)) EndPieces();  // of none it wraps
   }
 
@@ -208,9 +198,8 @@ class Fetcher {
   const std::byte* two_;
   size_t at_;
   size_t left_;
-  bool paired_;
-  bool together_;
-  bool by_two_;
+  size_t turn_;
+  Pieces pieces_;
 };
 
 // Asks for what a micro-kernel reads kAheadBytes later. Most of that was asked
