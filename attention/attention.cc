@@ -89,7 +89,11 @@ int64_t AttentionPlan::workspace_bytes() const noexcept {
 std::string AttentionPlan::ToString() const {
   if (!impl_ || !impl_->ready) return "empty plan";
   const Impl& plan = *impl_;
-  std::string grid = StrCat(plan.layout.num_kv_heads, " heads x ");
+  const int together = plan.heads_together;
+  std::string grid = together == 1
+                         ? StrCat(plan.layout.num_kv_heads, " heads x ")
+                         : StrCat(plan.layout.num_kv_heads / together,
+                                  " groups of ", together, " KV heads x ");
   switch (plan.owner) {
     case OwnerPattern::kSearch:
     case OwnerPattern::kMap:
@@ -165,7 +169,8 @@ Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
                     "no memory for a plan");
   }
   return MakePlan(batch, shape, kv, options, impl_->runtime()->num_workers(),
-                  plan->impl_.get(), impl_->runtime()->num_nodes());
+                  plan->impl_.get(), impl_->runtime()->num_nodes(),
+                  impl_->table().For(kv.layout.dtype).kv_heads_together);
 }
 
 Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,

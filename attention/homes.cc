@@ -80,7 +80,7 @@ void CutByHome(int num_nodes, Impl* plan) {
     begin[static_cast<size_t>(plan->homes[static_cast<size_t>(seq)]) + 1] +=
         threadgroups;
   };
-  const int64_t heads = plan->layout.num_kv_heads;
+  const int64_t heads = plan->heads_axis;
   const int64_t a_block = heads * plan->num_partitions;
   if (plan->owner == OwnerPattern::kPlanned) {
     for (const Impl::Descriptor& work : plan->descriptors) {
@@ -113,7 +113,7 @@ void CountLocality(const Impl& plan, int node, int64_t seq, int64_t low,
   }
   const int64_t token_bytes =
       (plan.layout.head_size + plan.layout.v_head_size) *
-      static_cast<int64_t>(SizeOf(plan.layout.dtype));
+      static_cast<int64_t>(SizeOf(plan.layout.dtype)) * plan.heads_together;
   count->local_bytes += local * token_bytes;
   count->remote_bytes +=
       (std::max<int64_t>(high - low, 0) - local) * token_bytes;

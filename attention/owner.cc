@@ -99,16 +99,20 @@ Division Divide(int64_t a, int64_t b) {
   return {a / b, a % b};
 }
 
-// Of a threadgroup that names a query block, a head and one of the grid's
+int FirstHead(const Impl& plan, int64_t heads) {
+  return static_cast<int>(heads) * plan.heads_together;
+}
+
+// Of a threadgroup that names a query block, its heads and one of the grid's
 // partitions: the work, if there is some. Surplus ones leave before an item is
 // worked out or memory is cleared for one.
 std::optional<Assignment> Place(const Impl& plan, int64_t seq, int64_t block,
-                                int64_t head, int64_t partition) {
+                                int64_t heads, int64_t partition) {
   if (block - plan.FirstBlock(seq) >= plan.NumBlocks(seq)) return {};
   const Impl::Item item = plan.Locate(seq, block);
   if (item.num_tokens <= 0 || partition >= item.num_partitions()) return {};
   const int64_t begin = item.partition_begin + partition;
-  return Assignment{static_cast<int>(head), block, item, begin,
+  return Assignment{FirstHead(plan, heads), block, item, begin,
                     plan.spread ? begin + 1 : item.partition_end};
 }
 
@@ -118,7 +122,7 @@ std::optional<Assignment> Place(const Impl& plan, int64_t seq, int64_t block,
 std::optional<Assignment> AssignByBlock(const Impl& plan, int64_t index,
                                         WorkerCounters& count) {
   const auto [rest, partition] = Divide(index, plan.num_partitions);
-  const auto [from_last, head] = Divide(rest, plan.grid_heads);
+  const auto [from_last, heads] = Divide(rest, plan.heads_axis);
   // Later blocks see more keys: the heaviest go first.
   const int64_t block = plan.num_query_blocks - 1 - from_last;
   int64_t seq = 0;
@@ -132,17 +136,17 @@ std::optional<Assignment> AssignByBlock(const Impl& plan, int64_t index,
                     block, count.last_owner);
     count.last_owner = seq;
   }
-  return Place(plan, seq, block, head, partition);
+  return Place(plan, seq, block, heads, partition);
 }
 
 // Grid: descriptors x heads, heads innermost.
 std::optional<Assignment> AssignByDescriptor(const Impl& plan, int64_t index,
                                              WorkerCounters& count) {
   ++count.owner_planned;
-  const auto [at, head] = Divide(index, plan.grid_heads);
+  const auto [at, heads] = Divide(index, plan.heads_axis);
   const Impl::Descriptor& work = plan.descriptors[static_cast<size_t>(at)];
   const int64_t block = plan.FirstBlock(work.seq) + work.block;
-  return Assignment{static_cast<int>(head), block, plan.Locate(work.seq, block),
+  return Assignment{FirstHead(plan, heads), block, plan.Locate(work.seq, block),
                     work.partition_begin, work.partition_end};
 }
 
@@ -151,10 +155,10 @@ std::optional<Assignment> AssignByAxes(const Impl& plan, int64_t index,
                                        WorkerCounters& count) {
   ++count.owner_padded;
   const auto [rest, partition] = Divide(index, plan.num_partitions);
-  const auto [blocks, head] = Divide(rest, plan.grid_heads);
+  const auto [blocks, heads] = Divide(rest, plan.heads_axis);
   const auto [seq, from_last] = Divide(blocks, plan.padded_query_blocks);
   const int64_t block = plan.padded_query_blocks - 1 - from_last;
-  return Place(plan, seq, plan.FirstBlock(seq) + block, head, partition);
+  return Place(plan, seq, plan.FirstBlock(seq) + block, heads, partition);
 }
 
 // Of the grid, or of one shard's range of it.
@@ -175,7 +179,7 @@ std::optional<Assignment> AssignInRange(const Impl& plan, int64_t index,
 }  // namespace
 
 Status PrepareOwners(Impl* plan) {
-  const int64_t heads = plan->layout.num_kv_heads;
+  const int64_t heads = int64_t{plan->heads_axis} * plan->grid_shards;
   switch (plan->owner) {
     case OwnerPattern::kSearch:
       break;

@@ -16,7 +16,7 @@ namespace varlane {
 
 // What one threadgroup has to do.
 struct Assignment {
-  int head = 0;       // KV head
+  int head = 0;       // KV head, the first of Impl::heads_together
   int64_t block = 0;  // query block, numbered as Impl::FirstBlock does
   AttentionPlan::Impl::Item item;
   int64_t partition_begin = 0;  // absolute; all of the item's, or one of them

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <new>
 
 #include "attention/homes.h"
@@ -28,6 +29,9 @@ constexpr int kMaxGroup = 1024;
 // A launch spreads partitions when one threadgroup would otherwise hold more
 // than this share of what a worker has to do.
 constexpr int64_t kSpreadShare = 4;
+// A threadgroup takes several KV heads while it holds no more than this share
+// of what a worker has to do.
+constexpr int64_t kTogetherShare = 8;
 
 Status ValidateShape(const AttentionShape& shape, const KvLayout& layout) {
   VARLANE_RETURN_IF_ERROR(layout.Validate());
@@ -161,9 +165,14 @@ int64_t VisiblePairs(const RowMask& mask, int64_t num_tokens) {
 }
 
 struct Work {
-  int64_t total = 0;  // key tokens visited, weighted by query tokens
-  int64_t largest = 0;
-  int64_t most_partitions = 1;  // of one item
+  int64_t total = 0;    // key tokens visited, weighted by query tokens
+  int64_t largest = 0;  // of one item and KV head
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  int64_t largest_partition = 0;  // of one partition of one item
+  int64_t most_partitions = 1;    // of one item
+  int64_t items = 0;
+  int64_t keys = 0;      // visited by all items
+  int64_t few_keys = 0;  // by those whose KV heads may go together
 };
 
 Work CountWork(Impl* plan) {
@@ -184,11 +193,19 @@ Work CountWork(Impl* plan) {
       const int64_t item_low = item.mask.low(0);
       high = item.mask.high(item.num_tokens - 1);
       if (b == 0) low = item_low;
-      const int64_t cost = Impl::Cost(high - item_low, item.num_tokens);
+      const int64_t keys = high - item_low;
+      const int64_t cost = Impl::Cost(keys, item.num_tokens);
       work.total += cost;
       work.largest = std::max(work.largest, cost);
+      work.smallest = std::min(work.smallest, cost);
+      work.largest_partition = std::max(
+          work.largest_partition,
+          Impl::Cost(std::min<int64_t>(keys, kPartition), item.num_tokens));
       work.most_partitions =
           std::max(work.most_partitions, item.num_partitions());
+      ++work.items;
+      work.keys += keys;
+      if (GoTogether(item.num_tokens * plan->group, 1)) work.few_keys += keys;
       plan->flops += 2 * head_sizes * plan->num_q_heads *
                      VisiblePairs(item.mask, item.num_tokens);
     }
@@ -211,6 +228,43 @@ bool ChooseSpread(PartitionMode mode, const Work& work, int num_workers) {
   }
   return num_workers > 1 &&
          work.largest * num_workers * kSpreadShare > work.total;
+}
+
+int LargestDivisor(int of, int most) {
+  int divisor = std::min(of, most);
+  while (of % divisor != 0) --divisor;
+  return divisor;
+}
+
+// KV heads of a threadgroup, a divisor of `heads`. Coarser threadgroups leave
+// workers waiting at the end of a launch, but for those that deal out evenly.
+int ChooseHeadsTogether(const Impl& plan, const Work& work, int num_workers,
+                        int heads, int most) {
+  if (2 * work.few_keys < work.keys) return 1;
+  const int64_t piece = plan.spread ? work.largest_partition : work.largest;
+  const bool equal = !plan.spread && work.smallest == work.largest;
+  for (int together = LargestDivisor(heads, most); together > 1;
+       together = LargestDivisor(heads, together - 1)) {
+    const int64_t threadgroups =
+        work.items * (plan.layout.num_kv_heads / together);
+    if (num_workers == 1 || (equal && threadgroups % num_workers == 0) ||
+        piece * together * num_workers * kTogetherShare <= work.total) {
+      return together;
+    }
+  }
+  return 1;
+}
+
+void CutHeads(const PlanOptions& options, int kv_heads_together,
+              const Work& work, int num_workers, Impl* plan) {
+  // Shards' heads do not stand side by side.
+  const int heads = plan->layout.num_kv_heads / plan->view_shards;
+  const int asked = options.kv_heads_per_threadgroup;
+  plan->heads_together = asked > 0
+                             ? LargestDivisor(heads, asked)
+                             : ChooseHeadsTogether(*plan, work, num_workers,
+                                                   heads, kv_heads_together);
+  plan->heads_axis = plan->grid_heads / plan->heads_together;
 }
 
 void SizeSpread(Impl* plan) {
@@ -280,7 +334,7 @@ void CopyBatch(const Batch& batch, const AttentionShape& shape, Impl* plan) {
 
 Status FillPlan(const Batch& batch, const AttentionShape& shape,
                 const PlanOptions& options, int num_workers, int num_nodes,
-                Impl* plan) {
+                int kv_heads_together, Impl* plan) {
   CopyBatch(batch, shape, plan);
   plan->num_q_heads = shape.num_q_heads;
   plan->group = shape.num_q_heads / plan->layout.num_kv_heads;
@@ -301,6 +355,7 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
   const Work work = CountWork(plan);
   plan->spread = ChooseSpread(options.partitions, work, num_workers);
   plan->num_partitions = plan->spread ? work.most_partitions : 1;
+  CutHeads(options, kv_heads_together, work, num_workers, plan);
   VARLANE_RETURN_IF_ERROR(PrepareOwners(plan));
   CutByHome(num_nodes, plan);
   CutByShard(plan);
@@ -343,20 +398,25 @@ BlockRange BlocksInView(const Batch& batch, const AttentionShape& shape,
 
 Status MakePlan(const Batch& batch, const AttentionShape& shape,
                 const KvView& kv, const PlanOptions& options, int num_workers,
-                AttentionPlan::Impl* plan, int num_nodes) {
+                AttentionPlan::Impl* plan, int num_nodes,
+                int kv_heads_together) {
   plan->ready = false;
   VARLANE_RETURN_IF_ERROR(ValidateShape(shape, kv.layout));
   VARLANE_RETURN_IF_ERROR(ValidateShards(kv));
   VARLANE_RETURN_IF_ERROR(ValidateLengths(batch));
   VARLANE_RETURN_IF_ERROR(ValidateMasks(batch, shape));
   VARLANE_RETURN_IF_ERROR(ValidateTables(batch, shape, kv, plan));
+  VARLANE_REQUIRE_ARG(
+      options.kv_heads_per_threadgroup >= 0,
+      "kv_heads_per_threadgroup = ", options.kv_heads_per_threadgroup,
+      ", must not be negative");
   plan->layout = kv.layout;
   plan->kv_generation = kv.generation;
   try {
     FindHomes(batch, shape, kv, options, num_nodes, plan);
     FindShards(kv, options, num_nodes, plan);
-    VARLANE_RETURN_IF_ERROR(
-        FillPlan(batch, shape, options, num_workers, num_nodes, plan));
+    VARLANE_RETURN_IF_ERROR(FillPlan(batch, shape, options, num_workers,
+                                     num_nodes, kv_heads_together, plan));
   } catch (const std::bad_alloc&) {
     return {
         StatusCode::kResourceExhausted,

@@ -75,6 +75,8 @@ struct AttentionPlan::Impl {
   bool shards_known = false;  // shard s is of the runtime's node s
   int grid_shards = 1;        // ranges the grid is cut into by shard
   int grid_heads = 0;         // KV heads of each
+  int heads_together = 1;     // of a threadgroup
+  int heads_axis = 0;         // threadgroups that they make
   int64_t shard_size = 0;     // threadgroups of each, where there are several
 
   // Whether a threadgroup can tell what is local to it.
@@ -96,7 +98,7 @@ struct AttentionPlan::Impl {
   int64_t num_partitions = 1;      // of a grid with that axis; 1 when walking
   int64_t grid_size = 0;           // threadgroups
   std::vector<int32_t> owner_map;  // [num_query_blocks], -1 = surplus; kMap
-  // One threadgroup's work for each KV head, heaviest first; kPlanned.
+  // One threadgroup's work for its KV heads, heaviest first; kPlanned.
   struct Descriptor {
     int64_t cost;
     int32_t seq;
@@ -172,11 +174,12 @@ struct BlockRange {
 BlockRange BlocksInView(const Batch& batch, const AttentionShape& shape,
                         int block_size, int64_t seq);
 
-// Fills `plan`, reusing its memory. Errors: as Attention::Plan; `plan->ready`
-// is then false.
+// Fills `plan`, reusing its memory. `kv_heads_together` is the kernels' own
+// (KvKernels). Errors: as Attention::Plan; `plan->ready` is then false.
 Status MakePlan(const Batch& batch, const AttentionShape& shape,
                 const KvView& kv, const PlanOptions& options, int num_workers,
-                AttentionPlan::Impl* plan, int num_nodes = 1);
+                AttentionPlan::Impl* plan, int num_nodes = 1,
+                int kv_heads_together = 1);
 
 }  // namespace varlane
 

@@ -170,9 +170,16 @@ void PlanRun::End(bool complete, bool fill_nan, LaunchReport* report) noexcept {
 }
 
 size_t PlanRun::scratch_bytes() const noexcept {
-  const int rows =
+  int rows =
       static_cast<int>(std::min<int64_t>(plan_->block_q, plan_->total_q)) *
       plan_->group;
+  if (plan_->heads_together > 1) {
+    // Of blocks with few rows all heads' at once, of others one head's.
+    const int64_t few =
+        std::min<int64_t>(rows, kMostRowsOfHead) * plan_->heads_together;
+    rows = std::max(
+        rows, static_cast<int>(std::min<int64_t>(few, kMostRowsTogether)));
+  }
   return kernels_->attend_scratch_bytes(rows, plan_->layout.head_size,
                                         plan_->layout.v_head_size);
 }
@@ -208,11 +215,7 @@ void PlanRun::Attend(const Threadgroup& tg) const {
     RunPartition(tg, work, count);
     return;
   }
-  AttendArgs args = Args(tg, work.item, work.head);
-  args.partition_begin = work.partition_begin;
-  args.partition_end = work.partition_end;
-  Finish(work.item, work.head, &args);
-  kernels_->attend(args);
+  AttendHeads(tg, work, nullptr, 0);
 }
 
 template void PlanRun::Attend<false>(const Threadgroup& tg) const;
@@ -228,7 +231,8 @@ void PlanRun::Annotate(const Threadgroup& tg, const Assignment& work) const {
   note.partition_end = static_cast<int32_t>(work.partition_end);
   note.bytes = std::max<int64_t>(high - low, 0) *
                (layout.head_size + layout.v_head_size) *
-               static_cast<int64_t>(SizeOf(layout.dtype));
+               static_cast<int64_t>(SizeOf(layout.dtype)) *
+               plan_->heads_together;
   tg.Annotate(note);
 }
 
@@ -239,6 +243,33 @@ void PlanRun::CountKeys(const Threadgroup& tg, const Assignment& work,
     CountShardLocality(*plan_, tg.node(), work.head, low, high, count);
   } else {
     CountLocality(*plan_, tg.node(), work.item.seq, low, high, count);
+  }
+}
+
+// Into the output, or into records of partial states.
+void PlanRun::AttendHeads(const Threadgroup& tg, const Assignment& work,
+                          float* partials, int64_t head_stride) const {
+  const Item& item = work.item;
+  const int heads = plan_->heads_together;
+  const int step =
+      GoTogether(item.num_tokens * plan_->group, heads) ? heads : 1;
+  for (int head = 0; head < heads; head += step) {
+    AttendArgs args = Args(tg, item, work.head + head);
+    args.num_kv_heads = step;
+    args.partition_begin = work.partition_begin;
+    args.partition_end = work.partition_end;
+    if (partials != nullptr) {
+      args.partials = partials + head * head_stride;
+      args.partials_head_stride = head_stride;
+    } else {
+      Finish(item, work.head + head, &args);
+    }
+    if (head + step < heads) {
+      Aim(work, head + step, &args);
+    } else {
+      AimNext(tg.next(), &args);
+    }
+    kernels_->attend(args);
   }
 }
 
@@ -261,13 +292,14 @@ AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
   args.scale_log2 = plan_->scale_log2;
   args.negate_q = plan_->negate_q;
   args.kv = PagesOf(item, head);
+  args.k_head_bytes = layout.k_head_bytes();
+  args.v_head_bytes = layout.v_head_bytes();
   args.mask = item.mask;
   args.softcap = plan_->softcap;
   if (tensors_.alibi_slopes != nullptr) {
     args.alibi_slopes = tensors_.alibi_slopes + q_head;
   }
   args.scratch = tg.scratch().data();
-  AimNext(tg.next(), &args);
   return args;
 }
 
@@ -277,12 +309,15 @@ void PlanRun::AimNext(int64_t index, AttendArgs* args) const {
   if (index == Threadgroup::kUnknown) return;
   WorkerCounters uncounted;
   const std::optional<Assignment> next = Assign(*plan_, index, uncounted);
-  if (!next) return;
-  const KeyRange keys = KeysOf(*next);
+  if (next) Aim(*next, 0, args);
+}
+
+void PlanRun::Aim(const Assignment& work, int head, AttendArgs* args) const {
+  const KeyRange keys = KeysOf(work);
   args->next_low = keys.low;
   args->next_high = keys.high;
   if (args->next_low >= args->next_high) return;
-  args->next = PagesOf(next->item, next->head);
+  args->next = PagesOf(work.item, work.head + head);
 }
 
 KvPages PlanRun::PagesOf(const Item& item, int head) const {
@@ -325,16 +360,14 @@ void PlanRun::RunPartition(const Threadgroup& tg, const Assignment& work,
   const int64_t record = PartialFloats(plan_->layout.v_head_size_padded());
   const auto at = static_cast<size_t>(item.seq);
   const int64_t per_partition = item.q_len * plan_->group * record;
-  float* base = plan_->partials.data() +
-                (work.head * plan_->partial_base.back() +
-                 plan_->partial_base[at] + item.first_token * plan_->group) *
-                    record;
-  AttendArgs args = Args(tg, item, work.head);
-  args.partition_begin = work.partition_begin;
-  args.partition_end = work.partition_end;
-  args.partials =
-      base + (work.partition_begin - item.partition_begin) * per_partition;
-  kernels_->attend(args);
+  const int64_t per_head = plan_->partial_base.back() * record;
+  float* base =
+      plan_->partials.data() + work.head * per_head +
+      (plan_->partial_base[at] + item.first_token * plan_->group) * record;
+  AttendHeads(
+      tg, work,
+      base + (work.partition_begin - item.partition_begin) * per_partition,
+      per_head);
   ++count.spread_partitions;
 
   std::atomic<int32_t>& arrived = plan_->arrived[static_cast<size_t>(
@@ -346,15 +379,17 @@ void PlanRun::RunPartition(const Threadgroup& tg, const Assignment& work,
   arrived.store(0, std::memory_order_relaxed);  // for the next layer
   ++count.merges;
   MergeArgs merge;
-  merge.partials = base;
   merge.num_partials = item.num_partitions();
   merge.partial_stride = per_partition;
   merge.num_tokens = static_cast<int>(item.num_tokens);
   merge.group = plan_->group;
   merge.v_head_size = plan_->layout.v_head_size;
   merge.scratch = tg.scratch().data();
-  Finish(item, work.head, &merge);
-  kernels_->merge(merge);
+  for (int head = 0; head < plan_->heads_together; ++head) {
+    merge.partials = base + head * per_head;
+    Finish(item, work.head + head, &merge);
+    kernels_->merge(merge);
+  }
 }
 
 Status RunPlan(Runtime* runtime, const KernelTable& table, Impl* plan,

@@ -57,8 +57,11 @@ class PlanRun {
   template <bool kTraced>
   void Attend(const Threadgroup& group) const;
   void Annotate(const Threadgroup& group, const Assignment& work) const;
+  void AttendHeads(const Threadgroup& group, const Assignment& work,
+                   float* partials, int64_t head_stride) const;
   AttendArgs Args(const Threadgroup& group, const Item& item, int head) const;
   void AimNext(int64_t index, AttendArgs* args) const;
+  void Aim(const Assignment& work, int head, AttendArgs* args) const;
   KvPages PagesOf(const Item& item, int head) const;
   int64_t TokenOf(const Item& item) const;
   // Not inlined, so that Attend's code does not depend on its traced twin

@@ -52,7 +52,8 @@ void CountShardLocality(const AttentionPlan::Impl& plan, int node, int head,
   const int shard = head / (layout.num_kv_heads / plan.view_shards);
   const int64_t bytes = std::max<int64_t>(high - low, 0) *
                         (layout.head_size + layout.v_head_size) *
-                        static_cast<int64_t>(SizeOf(layout.dtype));
+                        static_cast<int64_t>(SizeOf(layout.dtype)) *
+                        plan.heads_together;
   const bool is_local = shard == node;
   ++(is_local ? count->home : count->stolen);
   (is_local ? count->local_bytes : count->remote_bytes) += bytes;

@@ -30,7 +30,8 @@ void FindShards(const KvView& kv, const PlanOptions& options, int num_nodes,
 // grid is sized.
 void CutByShard(AttentionPlan::Impl* plan);
 
-// Counts a threadgroup that reads keys [low, high) of KV head `head` on `node`.
+// Counts a threadgroup that reads keys [low, high) of its KV heads, `head` and
+// those that go together with it, on `node`.
 // Requires: shards_known.
 void CountShardLocality(const AttentionPlan::Impl& plan, int node, int head,
                         int64_t low, int64_t high, WorkerCounters* count);

@@ -2,7 +2,8 @@
 //
 // A *row* is one (query token, query head) pair; the rows of a threadgroup are
 // all tokens of a query block times all query heads of one KV head, token
-// major: row = token * group + head_in_group.
+// major: row = token * group + head_in_group. Those of several KV heads follow
+// each other.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_KERNELS_ARGS_H_
@@ -71,6 +72,16 @@ struct RowMask {
   }
 };
 
+// Rows of several KV heads are computed in one call only where they are few: at
+// most so many of each and in all. More have arithmetic to hide memory behind,
+// and would fill the cache with their states.
+inline constexpr int kMostRowsOfHead = 32;
+inline constexpr int kMostRowsTogether = 256;
+constexpr bool GoTogether(int64_t rows_of_head, int kv_heads) {
+  return rows_of_head <= kMostRowsOfHead &&
+         rows_of_head * kv_heads <= kMostRowsTogether;
+}
+
 // Rows of one threadgroup against one sequence's context.
 struct AttendArgs {
   // Query rows: q + token * q_token_stride + head * q_head_stride elements.
@@ -80,32 +91,38 @@ struct AttendArgs {
   int64_t q_head_stride = 0;
   int num_tokens = 0;
   int group = 1;
+  // KV heads, whose query heads follow each other. Run by run of keys each one
+  // has its turn, so that what stands side by side is read in one go.
+  int num_kv_heads = 1;
   int head_size = 0;
   int v_head_size = 0;
   float scale_log2 = 1;   // |scale| * log2(e), applied to fp32 dots
   bool negate_q = false;  // scale < 0
 
-  KvPages kv;
+  KvPages kv;                // of the first KV head
+  int64_t k_head_bytes = 0;  // from one KV head to the next
+  int64_t v_head_bytes = 0;
   RowMask mask;
 
   // Score modifiers, applied in this order; null and 0 = none.
   float softcap = 0;                    // natural units, as the scale
-  const float* alibi_slopes = nullptr;  // of head 0 of the group
-  const float* sinks = nullptr;         // of head 0 of the group
+  const float* alibi_slopes = nullptr;  // of head 0 of the first group
+  const float* sinks = nullptr;         // likewise
 
   // Partitions [begin, end) to walk.
   int64_t partition_begin = 0;
   int64_t partition_end = 0;
 
   // Either final rows ...
-  void* out = nullptr;  // of token 0, head 0 of the group
+  void* out = nullptr;  // of token 0, head 0 of the first group
   DType out_dtype = DType::kF32;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
   float* lse = nullptr;  // of token 0, head 0; strides: Hq and 1. May be null.
   int64_t lse_token_stride = 0;
   // ... or, where not null, one partial state a row of the one partition.
-  float* partials = nullptr;  // [rows, PartialFloats]
+  float* partials = nullptr;         // [rows of a KV head, PartialFloats]
+  int64_t partials_head_stride = 0;  // floats from one KV head to the next
 
   std::byte* scratch = nullptr;  // 64-byte aligned, AttendScratchBytes
 

@@ -1,7 +1,8 @@
 // Attention of one threadgroup: its rows against one sequence's context.
 //
 // Loop nest, from the outside: partition, chunk of 64 register groups, run of
-// key tiles (whose K/V stay in L2), register group of kMaxRows rows, key tile:
+// key tiles (whose K/V stay in L2), KV head, register group of kMaxRows rows,
+// key tile:
 //
 //   scores = q k^T (SteadyTile) -> p = softmax (SoftenRows) -> acc += p v
 //
@@ -23,23 +24,24 @@ namespace VARLANE_NS {
 // there is no FMA, memory is ahead of the arithmetic by itself.
 template <class Ops, bool kWidened>
 HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
-                          int begin, int end, int g) {
+                          const Chunk& chunk, int head, int g) {
   constexpr int kFewGroups = 3;
   constexpr int kFetching = 4;
   constexpr bool kFetches = VARLANE_HAS_FMA;
-  const int row = groups.begin(g);
-  const int rows = groups.begin(g + 1) - row;
-  const int local = row - groups.begin(begin);
+  const int row = groups.begin(g, head);
+  const int rows = groups.begin(g + 1, head) - row;
+  const int local = row - chunk.row_begin;
+  const int of_head = chunk.end - chunk.begin;
   if (kFetches && (kWidened || (kIntelAvx512 && groups.many()))) {
-    AimBetween(run, g - begin, end - begin);
+    AimBetween(run, g - chunk.begin, of_head);
   } else if constexpr (kFetches && !kWidened) {
     if (groups.count == 1) {
       if constexpr (!kIntelAvx512) AimRun(run);  // else unit by unit
       PassUpToRows<Ops, kFetchNear>(run, rows, row, local);
       return;
     }
-    const int turns = HWY_MIN(end - begin, kFetching);
-    const int turn = g - (end - turns);
+    const int turns = HWY_MIN(of_head, kFetching);
+    const int turn = g - (chunk.end - turns);
     if (turn >= 0 && run.next != nullptr) {
       const bool few = groups.count <= kFewGroups;
       if constexpr (kIntelAvx512) {
@@ -67,36 +69,41 @@ HWY_INLINE void PackRows(const AttendArgs& args, const Workspace<Ops>& ws,
 }
 
 // Before a register group meets its first keys: its q is packed, and the next
-// one's asked for, which this one's arithmetic hides.
+// one's asked for, which this one's arithmetic hides; where it will write, too.
 template <class Ops>
 HWY_INLINE void OpenGroup(const AttendArgs& args, const Workspace<Ops>& ws,
-                          const RowGroups& groups, int group_end, int g,
-                          RowFetches& fetches) {
-  if (g + 1 < group_end) {
-    FetchQuery(args, ws, groups.begin(g + 1), groups.begin(g + 2), fetches);
+                          const RowGroups& groups, const Chunk& chunk, int head,
+                          int g, bool packs, RowFetches& fetches) {
+  const int begin = groups.begin(g, head);
+  const int end = groups.begin(g + 1, head);
+  if (packs) {
+    if (g + 1 < chunk.end) {
+      FetchQuery(args, ws, end, groups.begin(g + 2, head), fetches);
+    } else if (head + 1 < groups.heads) {
+      FetchQuery(args, ws, end, groups.begin(1, head + 1), fetches);
+    }
+    PackRows(args, ws, begin, end);
   }
-  PackRows(args, ws, groups.begin(g), groups.begin(g + 1));
+  FetchOut(args, ws, begin, end, fetches);
 }
 
 // The pool holds what Pool reads; Ops computes, on widened runs where it is
 // another.
 template <class Pool, class Ops>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
-                              const RowGroups& groups, int group_begin,
-                              int group_end, int64_t partition) {
-  const int row_begin = groups.begin(group_begin);
-  const int row_end = groups.begin(group_end);
-  for (int local = 0; local < row_end - row_begin; ++local) {
+                              const RowGroups& groups, const Chunk& chunk,
+                              int64_t partition) {
+  const RowPlace& first_row = ws.places[chunk.row_begin];
+  const RowPlace& last_row = ws.places[chunk.row_end - 1];
+  for (int local = 0; local < chunk.row_end - chunk.row_begin; ++local) {
     ResetRow(ws.rows[local], ws.lanes + local * kLanes,
              ws.acc + local * ws.acc_floats, ws.acc_floats);
   }
-  const int64_t low = HWY_MAX(partition * kPartition, ws.places[row_begin].low);
-  const int64_t high =
-      HWY_MIN((partition + 1) * kPartition, ws.places[row_end - 1].high);
+  const int64_t low = HWY_MAX(partition * kPartition, first_row.low);
+  const int64_t high = HWY_MIN((partition + 1) * kPartition, last_row.high);
   if (low >= high) return;
   const bool opens =
-      partition ==
-      HWY_MAX(args.partition_begin, ws.places[row_begin].low / kPartition);
+      partition == HWY_MAX(args.partition_begin, first_row.low / kPartition);
 
   constexpr bool kWidened = !std::is_same_v<Pool, Ops>;
   RunContext<Ops> run;
@@ -110,10 +117,10 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   const int64_t begin = low / kRunKeys * kRunKeys;
   // What follows this partition's last run: the next partition's first one, or
   // the next work's.
-  const int64_t all =
-      HWY_MIN(args.partition_end * kPartition, ws.places[row_end - 1].high);
+  const int64_t all = HWY_MIN(args.partition_end * kPartition, last_row.high);
   RunPages wide;
   RunPages buffers[2];
+  RunPages shifted[2];
   RunPages* pages = &buffers[0];
   RunPages* next = &buffers[1];
   run.several = all - begin > kRunKeys;
@@ -127,24 +134,30 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       FindPages<Pool>(args, args.next, args.next_low / kRunKeys * kRunKeys,
                       args.next_low, args.next_high, *next);
     }
-    run.pages = pages;
-    run.next = next->count != 0 ? next : nullptr;
     run.begin = t;
     run.tiles = static_cast<int>(
         (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
-    if constexpr (kWidened) {
-      WidenRun<Pool>(*pages, run.tiles * kGroups, run.pool_key_stride,
-                     args.head_size, ws.acc_floats, ws.wide, wide);
-      run.pages = &wide;
-    }
-    for (int g = group_begin; g < group_end; ++g) {
-      if (t == begin) {
-        if (opens) OpenGroup(args, ws, groups, group_end, g, run.row_fetches);
-        FetchOut(args, ws, groups.begin(g), groups.begin(g + 1),
-                 run.row_fetches);
-        run.row_fetches.Spread(run.tiles);
+    const RunPages* of_head = pages;
+    for (int head = 0; head < groups.heads; ++head) {
+      run.pages = of_head;
+      run.next = next->count != 0 ? next : nullptr;
+      if (head + 1 < groups.heads) {
+        ShiftPages(args, *pages, head + 1, shifted[head % 2]);
+        run.next = &shifted[head % 2];
       }
-      PassGroup<Ops, kWidened>(run, groups, group_begin, group_end, g);
+      of_head = run.next;
+      if constexpr (kWidened) {
+        WidenRun<Pool>(*run.pages, run.tiles * kGroups, run.pool_key_stride,
+                       args.head_size, ws.acc_floats, ws.wide, wide);
+        run.pages = &wide;
+      }
+      for (int g = chunk.begin; g < chunk.end; ++g) {
+        if (t == begin) {
+          OpenGroup(args, ws, groups, chunk, head, g, opens, run.row_fetches);
+          run.row_fetches.Spread(run.tiles);
+        }
+        PassGroup<Ops, kWidened>(run, groups, chunk, head, g);
+      }
     }
     std::swap(pages, next);
   }
@@ -159,7 +172,10 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
   const float sum = SumLanes(ws.lanes + local * kLanes);
   float* acc = ws.acc + local * ws.acc_floats;
   if (args.partials != nullptr) {
-    float* record = args.partials + row * PartialFloats(ws.acc_floats);
+    const int head = ws.places[row].head / args.group;
+    const int row_of_head = row - head * args.num_tokens * args.group;
+    float* record = args.partials + head * args.partials_head_stride +
+                    row_of_head * PartialFloats(ws.acc_floats);
     record[0] = max;
     record[1] = sum;
     std::memcpy(record + kLanes, acc,
@@ -194,17 +210,15 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
 template <class Pool, class Ops>
 HWY_INLINE void AttendGroups(const AttendArgs& args, const RowGroups& groups) {
   Workspace<Ops> ws;
-  ws.Carve(args.scratch, groups.rows, args.head_size, args.v_head_size,
+  ws.Carve(args.scratch, groups.all_rows(), args.head_size, args.v_head_size,
            !std::is_same_v<Pool, Ops>);
   PlaceRows(args, ws);
   for (int64_t p = args.partition_begin; p < args.partition_end; ++p) {
     for (int g = 0; g < groups.count; g += kChunkGroups) {
-      const int group_end = HWY_MIN(g + kChunkGroups, groups.count);
-      const int row_begin = groups.begin(g);
-      const int row_end = groups.begin(group_end);
-      PassPartition<Pool, Ops>(args, ws, groups, g, group_end, p);
-      for (int row = row_begin; row < row_end; ++row) {
-        ClosePartition<Ops>(args, ws, row, row - row_begin, p);
+      const Chunk chunk(groups, g, HWY_MIN(g + kChunkGroups, groups.count));
+      PassPartition<Pool, Ops>(args, ws, groups, chunk, p);
+      for (int row = chunk.row_begin; row < chunk.row_end; ++row) {
+        ClosePartition<Ops>(args, ws, row, row - chunk.row_begin, p);
       }
     }
   }
@@ -213,7 +227,7 @@ HWY_INLINE void AttendGroups(const AttendArgs& args, const RowGroups& groups) {
 template <class Ops>
 void AttendRows(const AttendArgs& args) {
   const ScopedFlushDenormals flush;
-  const RowGroups groups(args.num_tokens * args.group);
+  const RowGroups groups(args.num_tokens * args.group, args.num_kv_heads);
   if constexpr (kWidens<Ops>) {
     if (Widens<Ops>(groups.rows, args.head_size, args.v_head_size)) {
       AttendGroups<Ops, OpsF32>(args, groups);

@@ -42,8 +42,8 @@ namespace VARLANE_NS {
 
 template <class Ops>
 constexpr KvKernels MakeKvKernels() {
-  return {&AttendRows<Ops>, &MergePartials<Ops>, &WriteToken<Ops>,
-          &AttendScratchBytes<Ops>, &MergeStateRows<Ops>};
+  return {&AttendRows<Ops>,         &MergePartials<Ops>,  &WriteToken<Ops>,
+          &AttendScratchBytes<Ops>, &MergeStateRows<Ops>, kHeadsTogether};
 }
 
 }  // namespace VARLANE_NS

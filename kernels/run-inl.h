@@ -25,18 +25,41 @@ constexpr int kUnit = 2;
 // rows 8 for 16; but 6 leave hardly a register, and 4 suit groups of 4 heads.
 constexpr int kMaxRows = kIntelAvx512 ? 6 : 4;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
+// KV heads of a threadgroup of few rows. A block of the pool holds its heads
+// side by side; where looking up its pages is what binds, as in Intel's virtual
+// machines, it is done once for all of them.
+constexpr int kHeadsTogether = kIntelAvx512 ? 8 : 1;
 
-// How `rows` are cut into register groups of 1 to kMaxRows, as even as can be.
+// How the rows of each KV head are cut into register groups of 1 to kMaxRows,
+// as even as can be.
 struct RowGroups {
-  int rows;
-  int count;
-  HWY_INLINE explicit RowGroups(int num_rows)
-      : rows(num_rows), count((num_rows + kMaxRows - 1) / kMaxRows) {}
-  HWY_INLINE int begin(int g) const {
-    return static_cast<int>(int64_t{rows} * g / count);
+  int rows;   // of one KV head
+  int heads;  // KV heads
+  int count;  // of one KV head
+  HWY_INLINE RowGroups(int num_rows, int num_heads)
+      : rows(num_rows),
+        heads(num_heads),
+        count((num_rows + kMaxRows - 1) / kMaxRows) {}
+  HWY_INLINE int begin(int g, int head = 0) const {
+    return head * rows + static_cast<int>(int64_t{rows} * g / count);
   }
+  HWY_INLINE int all_rows() const { return rows * heads; }
   // Enough that what is done once a run for all of them costs little.
   HWY_INLINE bool many() const { return count >= 8; }
+};
+
+// Register groups [begin, end) of every KV head, whose states are at hand
+// together: some of one head's, or all of several heads'.
+struct Chunk {
+  int begin;
+  int end;
+  int row_begin;
+  int row_end;
+  HWY_INLINE Chunk(const RowGroups& groups, int from, int to)
+      : begin(from),
+        end(to),
+        row_begin(groups.begin(from)),
+        row_end(groups.begin(to, groups.heads - 1)) {}
 };
 
 // Where the 16-token groups of a run of key tiles stand, `count` of them. Those

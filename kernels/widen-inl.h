@@ -30,7 +30,7 @@ HWY_INLINE size_t RunElements(int head_size, int acc_floats) {
 // Whether that many rows pass their runs as fp32.
 template <class Ops>
 HWY_INLINE bool Widens(int rows, int head_size, int v_head_size) {
-  return kWidens<Ops> && RowGroups(rows).many() &&
+  return kWidens<Ops> && RowGroups(rows, 1).many() &&
          RunElements(head_size, PaddedWidth(v_head_size)) * sizeof(float) <=
              kWidenBytes;
 }

@@ -8,6 +8,7 @@ namespace VARLANE_NS {
 
 constexpr int kChunkGroups = 64;
 constexpr int kChunkRows = kChunkGroups * kMaxRows;
+static_assert(kMostRowsTogether <= kChunkRows, "several heads are one chunk");
 
 // Where a row belongs and which keys it sees, worked out once a threadgroup:
 // divisions and masks stay out of the tile loop.
@@ -15,7 +16,7 @@ struct RowPlace {
   int64_t low;  // keys [low, high)
   int64_t high;
   int32_t token;
-  int32_t head;  // in the group
+  int32_t head;  // from head 0 of the first group on
 };
 
 // The scratch of one threadgroup, carved once.
@@ -84,6 +85,11 @@ HWY_INLINE void PlaceRows(const AttendArgs& args, const Workspace<Ops>& ws) {
       *place++ = {low, high, token, head};
     }
   }
+  const int rows = args.num_tokens * args.group;
+  for (int row = rows; row < rows * args.num_kv_heads; ++row) {
+    ws.places[row] = ws.places[row - rows];
+    ws.places[row].head += args.group;
+  }
 }
 
 // Addresses of the 16-token groups of the run at `begin` that hold keys of
@@ -109,6 +115,16 @@ HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
     const int64_t within = token & mask;
     pages.k[g] = kv.k + base + within * kLane;
     pages.v[g] = kv.v + base + within * dv * kElem;
+  }
+}
+
+// The same groups of another KV head, so many after the one of `from`.
+HWY_INLINE void ShiftPages(const AttendArgs& args, const RunPages& from,
+                           int heads, RunPages& to) {
+  to.count = from.count;
+  for (int g = 0; g < from.count; ++g) {
+    to.k[g] = from.k[g] + heads * args.k_head_bytes;
+    to.v[g] = from.v[g] + heads * args.v_head_bytes;
   }
 }
 

@@ -30,6 +30,8 @@ constexpr std::pair<int, int> kHeadSizes[] = {{8, 24},    {32, 32},   {64, 64},
                                               {192, 128}, {576, 512}};
 constexpr int kGroups[] = {1, 2, 3, 4, 5, 8, 12};
 constexpr int kBlockSizes[] = {16, 32, 64, 256};
+// KV heads, and how many of them a threadgroup computes.
+constexpr std::pair<int, int> kKvHeads[] = {{1, 1}, {2, 1}, {2, 2}, {3, 3}};
 const char* const kMaskNames[] = {"causal",    "window", "bidirectional",
                                   "two-sided", "prefix", "mixed"};
 
@@ -39,6 +41,7 @@ enum Factor : int {
   kOut,
   kHeadSize,
   kGroup,
+  kHeads,
   kBlockSize,
   kMask,
   kSoftcap,
@@ -57,6 +60,7 @@ Row Levels() {
           3,
           int(std::size(kHeadSizes)),
           int(std::size(kGroups)),
+          int(std::size(kKvHeads)),
           int(std::size(kBlockSizes)),
           int(std::size(kMaskNames)),
           2,
@@ -91,7 +95,7 @@ CaseSpec SpecOf(const Row& row) {
   spec.q_dtype = kDTypes[row[kQ]];
   spec.out_dtype = kDTypes[row[kOut]];
   std::tie(spec.head_size, spec.v_head_size) = kHeadSizes[row[kHeadSize]];
-  spec.kv_heads = row[kGroup] % 2 + 1;
+  spec.kv_heads = kKvHeads[row[kHeads]].first;
   spec.q_heads = spec.kv_heads * kGroups[row[kGroup]];
   spec.block_size = kBlockSizes[row[kBlockSize]];
   spec.seqs = {{1, 1060}, {13, 67}, {0, 3}, {5, 3}, {2, 130}};
@@ -107,7 +111,9 @@ CaseSpec SpecOf(const Row& row) {
 }
 
 PlanOptions OptionsOf(const Row& row) {
-  return {kOwnerPatterns[row[kOwner]], kPartitionModes[row[kPartitions]]};
+  return {.owner = kOwnerPatterns[row[kOwner]],
+          .partitions = kPartitionModes[row[kPartitions]],
+          .kv_heads_per_threadgroup = kKvHeads[row[kHeads]].second};
 }
 
 std::string Describe(const Row& row) {
@@ -118,6 +124,7 @@ std::string Describe(const Row& row) {
       << " kv=" << DTypeName(spec.kv_dtype) << " q=" << DTypeName(spec.q_dtype)
       << " out=" << DTypeName(spec.out_dtype) << " D=" << spec.head_size << "/"
       << spec.v_size() << " heads=" << spec.q_heads << "/" << spec.kv_heads
+      << " together=" << options.kv_heads_per_threadgroup
       << " block=" << spec.block_size << " mask=" << kMaskNames[row[kMask]]
       << " softcap=" << row[kSoftcap] << " alibi=" << row[kAlibi]
       << " sink=" << row[kSink] << " " << PartitionModeName(options.partitions)
@@ -206,7 +213,7 @@ TEST(MatrixTest, EveryPairOfSettingsMatchesTheReference) {
 // --- the full product --------------------------------------------------------
 
 // KV type, head size, group, block size, mask, modifiers, partition mode and
-// target; q and out types and the owner pattern take turns.
+// target; q and out types, KV heads and the owner pattern take turns.
 TEST(MatrixTest, DISABLED_TheFullProductMatchesTheReference) {
   const Row levels = Levels();
   uint64_t cases = 0;
@@ -225,6 +232,7 @@ TEST(MatrixTest, DISABLED_TheFullProductMatchesTheReference) {
   do {
     row[kQ] = int(cases % 3);
     row[kOut] = int(cases / 3 % 3);
+    row[kHeads] = int(cases / 9 % std::size(kKvHeads));
     CaseSpec spec = SpecOf(row);
     // The long sequence at every mask and modifier, but not at every size.
     if (spec.head_size > 64) spec.seqs[0].kv_len = 90;

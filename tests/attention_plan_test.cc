@@ -297,7 +297,7 @@ TEST(PlanTest, EveryPatternGivesOutTheSameWorkOnce) {
 
 TEST(PlanTest, AGridBeyondCountingIsRefused) {
   AttentionPlan::Impl plan;
-  plan.layout.num_kv_heads = 65536;
+  plan.heads_axis = 65536;
   plan.num_seqs = 2;
   plan.cu_seqlens_q = {0, 1, 2};
   plan.num_query_blocks = 4;

@@ -77,8 +77,9 @@ Status MeasureSurplus(BenchSession* session, OwnerPattern owner,
   const bench::Shape shape = {"surplus", {{idle, 0, 0}, {1, 1, 16}}};
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<bench::Workload> work,
-      bench::Workload::Create(session->attention(), fixture, shape,
-                              {.plan = {.owner = owner}}));
+      bench::Workload::Create(
+          session->attention(), fixture, shape,
+          {.plan = {.owner = owner, .kv_heads_per_threadgroup = 1}}));
   VARLANE_TOOLS_TRY(
       MeasureEach(session, {[&work] { return work->Run(); }}, kSurplus, row));
   const int64_t surplus = work->report().surplus_threadgroups;

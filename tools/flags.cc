@@ -103,6 +103,12 @@ void AddPlanOptionFlags(CLI::App* app, PlanOptions* options) {
                   "Long contexts: spread over threadgroups, walked by one, or "
                   "auto (default)")
       ->type_name("MODE");
+  app->add_option("--kv-heads-per-threadgroup",
+                  options->kv_heads_per_threadgroup,
+                  "KV heads that a threadgroup computes, at most; 0 (default) "
+                  "= as the CPU and the batch suggest")
+      ->check(CLI::Range(0, 65536))
+      ->type_name("N");
 }
 
 CLI::Option* AddShardHeadsFlag(CLI::App* app, bool* shard_heads) {

@@ -34,9 +34,9 @@ FOLDERS = ("attention", "base", "bench", "cmake", "include", "kernels",
 # Cheap and sharp first.
 TESTS = ("attention_exact_test", "attention_mask_test",
          "attention_modifier_test", "attention_edge_test",
-         "attention_reference_test", "attention_plan_test",
-         "attention_write_test", "attention_merge_states_test",
-         "attention_bits_test")
+         "attention_reference_test", "attention_heads_test",
+         "attention_plan_test", "attention_write_test",
+         "attention_merge_states_test", "attention_bits_test")
 # Which units must be compiled again, and which of their tests to run: first
 # bf16, which packs and rounds, then f32, and f16 for what it alone has.
 # What compares targets wants more of them than a mutant has.

@@ -95,6 +95,13 @@ struct PlanOptions {
   // node; others steal (Grid). Off: whichever worker comes first. Results do
   // not depend on it.
   bool follow_homes = true;
+  // KV heads that a threadgroup computes. A block of the pool holds all of them
+  // side by side; where rows are few (decode, verification), reading them in
+  // one go may be faster. 0 = as many as the CPU's kernels gain from, where
+  // most K/V is read by few rows and every worker still has enough to do; else
+  // the largest number up to this one that divides the KV heads (of a shard).
+  // Results do not depend on it.
+  int kv_heads_per_threadgroup = 0;
 };
 
 // A tensor [tokens, heads, head_size] whose innermost axis is contiguous.

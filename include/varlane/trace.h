@@ -28,7 +28,7 @@ struct TraceOptions {
 // What a threadgroup says of its slice; -1 = not said.
 struct TraceNote {
   int64_t sequence = -1;
-  int32_t head = -1;
+  int32_t head = -1;  // the first, where there are several
   int32_t partition_begin = -1;
   int32_t partition_end = -1;
   int64_t bytes = 0;  // read
