@@ -113,7 +113,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   run.pool_value_bytes =
       GroupElements(ws.acc_floats) * sizeof(typename Pool::Cache);
   run.key_stride =
-      kWidened ? kGroupTokens * sizeof(float) : run.pool_key_stride;
+      kWidened ? kGroupTokens * kLaneBytes<Ops> : run.pool_key_stride;
   const int64_t begin = low / kRunKeys * kRunKeys;
   // What follows this partition's last run: the next partition's first one, or
   // the next work's.
@@ -230,7 +230,7 @@ void AttendRows(const AttendArgs& args) {
   const RowGroups groups(args.num_tokens * args.group, args.num_kv_heads);
   if constexpr (kWidens<Ops>) {
     if (Widens<Ops>(groups.rows, args.head_size, args.v_head_size)) {
-      AttendGroups<Ops, OpsF32>(args, groups);
+      AttendGroups<Ops, typename WideOps<Ops>::Type>(args, groups);
       return;
     }
   }

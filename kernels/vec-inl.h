@@ -273,6 +273,7 @@ struct OpsF32 {
   static HWY_INLINE Raw Load(const std::byte* p) {
     return hn::LoadU(D(), reinterpret_cast<const float*>(p));
   }
+  static HWY_INLINE void Store(Raw raw, float* to) { StoreF(raw, to); }
   static HWY_INLINE V MulAdd(V acc, Raw raw, Operand x) {
     return Fma(raw, Broadcast(x), acc);
   }
@@ -345,6 +346,19 @@ struct OpsBf16 {
   static HWY_INLINE V MulAdd(V acc, Raw raw, Operand x) {
     acc = Fma(raw.odd, Broadcast(x.odd), acc);
     return Fma(raw.even, Broadcast(x.even), acc);
+  }
+};
+
+// The same of fp32: a vector of even elements, then one of odd ones.
+struct OpsBf16Wide : OpsBf16 {
+  using Cache = float;
+  static HWY_INLINE Raw Load(const std::byte* p) {
+    const auto* floats = reinterpret_cast<const float*>(p);
+    return {LoadF(floats), LoadF(floats + kN)};
+  }
+  static HWY_INLINE void Store(Raw raw, float* to) {
+    StoreF(raw.even, to);
+    StoreF(raw.odd, to + kN);
   }
 };
 #endif

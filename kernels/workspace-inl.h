@@ -69,7 +69,7 @@ struct Workspace {
 
 template <class Ops>
 size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
-  // What is widened, f16, has the operands that it is widened to.
+  // What is widened has the operands that it is widened to.
   Workspace<Ops> ws;
   return ws.Carve(nullptr, rows, head_size, v_head_size,
                   Widens<Ops>(rows, head_size, v_head_size));
