@@ -17,6 +17,15 @@
 namespace varlane {
 namespace VARLANE_NS {
 
+// How many of a KV head's register groups, the last ones, fetch the next run.
+template <class Ops>
+HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
+  constexpr int kFetching = 4;
+  const int turns = HWY_MIN(groups, kFetching);
+  if (!kIntelAvx512 || run.next == nullptr) return turns;
+  return HWY_MAX(HWY_MIN(turns, run.next->count / kTogether), 1);
+}
+
 // One register group over a run. A single one streams K/V, fetching what it
 // needs next. Several bring the next run into L2 for all of them: few at two
 // lines a step, lest it be late; the last ones of many, so that it need not
@@ -25,8 +34,7 @@ namespace VARLANE_NS {
 template <class Ops, bool kWidened>
 HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
                           const Chunk& chunk, int head, int g) {
-  constexpr int kFewGroups = 3;
-  constexpr int kFetching = 4;
+  constexpr int kFewTurns = 3;
   constexpr bool kFetches = VARLANE_HAS_FMA;
   const int row = groups.begin(g, head);
   const int rows = groups.begin(g + 1, head) - row;
@@ -40,10 +48,10 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
       PassUpToRows<Ops, kFetchNear>(run, rows, row, local);
       return;
     }
-    const int turns = HWY_MIN(of_head, kFetching);
+    const int turns = FetchTurns(run, of_head);
     const int turn = g - (chunk.end - turns);
     if (turn >= 0 && run.next != nullptr) {
-      const bool few = groups.count <= kFewGroups;
+      const bool few = turns <= kFewTurns;
       if constexpr (kIntelAvx512) {
         AimFar(run, turn, turns,
                few ? Pieces::kTogetherByTwo : Pieces::kTogether);
@@ -68,27 +76,62 @@ HWY_INLINE void PackRows(const AttendArgs& args, const Workspace<Ops>& ws,
   }
 }
 
+// Whether a run is the first one of a partition, and of all partitions.
+enum Opening : uint8_t { kNotFirst, kFirstOfPartition, kFirst };
+
 // Before a register group meets its first keys: its q is packed, and the next
 // one's asked for, which this one's arithmetic hides; where it will write, too.
 template <class Ops>
-HWY_INLINE void OpenGroup(const AttendArgs& args, const Workspace<Ops>& ws,
-                          const RowGroups& groups, const Chunk& chunk, int head,
-                          int g, bool packs, RowFetches& fetches) {
+HWY_INLINE void OpenGroup(RunContext<Ops>& run, const RowGroups& groups,
+                          const Chunk& chunk, Opening opening, int head,
+                          int g) {
+  if (opening == kNotFirst) return;
   const int begin = groups.begin(g, head);
   const int end = groups.begin(g + 1, head);
-  if (packs) {
+  if (opening == kFirst) {
     if (g + 1 < chunk.end) {
-      FetchQuery(args, ws, end, groups.begin(g + 2, head), fetches);
+      FetchQuery(run, end, groups.begin(g + 2, head));
     } else if (head + 1 < groups.heads) {
-      FetchQuery(args, ws, end, groups.begin(1, head + 1), fetches);
+      FetchQuery(run, end, groups.begin(1, head + 1));
     }
-    PackRows(args, ws, begin, end);
+    PackRows(*run.args, *run.ws, begin, end);
   }
-  FetchOut(args, ws, begin, end, fetches);
+  FetchOut(run, begin, end);
+  run.row_fetches.Spread(run.tiles);
 }
 
+// A run with every KV head in turn; `next` is read after it, null = not known.
 // The pool holds what Pool reads; Ops computes, on widened runs where it is
 // another.
+template <class Pool, class Ops>
+HWY_INLINE void PassRun(RunContext<Ops>& run, const RowGroups& groups,
+                        const Chunk& chunk, Opening opening,
+                        const RunPages* pages, const RunPages* next) {
+  constexpr bool kWidened = !std::is_same_v<Pool, Ops>;
+  RunPages wide;
+  RunPages shifted[2];
+  const RunPages* of_head = pages;
+  for (int head = 0; head < groups.heads; ++head) {
+    run.pages = of_head;
+    run.next = next;
+    if (head + 1 < groups.heads) {
+      ShiftPages(*run.args, *pages, head + 1, shifted[head % 2]);
+      run.next = &shifted[head % 2];
+    }
+    of_head = run.next;
+    if constexpr (kWidened) {
+      WidenRun<Pool>(*run.pages, run.tiles * kGroups, run.pool_key_stride,
+                     run.args->head_size, run.ws->acc_floats, run.ws->wide,
+                     wide);
+      run.pages = &wide;
+    }
+    for (int g = chunk.begin; g < chunk.end; ++g) {
+      OpenGroup(run, groups, chunk, opening, head, g);
+      PassGroup<Ops, kWidened>(run, groups, chunk, head, g);
+    }
+  }
+}
+
 template <class Pool, class Ops>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                               const RowGroups& groups, const Chunk& chunk,
@@ -102,8 +145,10 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   const int64_t low = HWY_MAX(partition * kPartition, first_row.low);
   const int64_t high = HWY_MIN((partition + 1) * kPartition, last_row.high);
   if (low >= high) return;
-  const bool opens =
-      partition == HWY_MAX(args.partition_begin, first_row.low / kPartition);
+  const Opening first =
+      partition == HWY_MAX(args.partition_begin, first_row.low / kPartition)
+          ? kFirst
+          : kFirstOfPartition;
 
   constexpr bool kWidened = !std::is_same_v<Pool, Ops>;
   RunContext<Ops> run;
@@ -114,51 +159,30 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       GroupElements(ws.acc_floats) * sizeof(typename Pool::Cache);
   run.key_stride =
       kWidened ? kGroupTokens * kLaneBytes<Ops> : run.pool_key_stride;
-  const int64_t begin = low / kRunKeys * kRunKeys;
+  const int64_t run_keys = RunKeys<Ops>(groups);
+  const int64_t begin = low / run_keys * run_keys;
   // What follows this partition's last run: the next partition's first one, or
   // the next work's.
   const int64_t all = HWY_MIN(args.partition_end * kPartition, last_row.high);
-  RunPages wide;
   RunPages buffers[2];
-  RunPages shifted[2];
   RunPages* pages = &buffers[0];
   RunPages* next = &buffers[1];
-  run.several = all - begin > kRunKeys;
-  FindPages<Pool>(args, args.kv, begin, low, all, *pages);
-  for (int64_t t = begin; t < high; t += kRunKeys) {
-    const int64_t following = t + kRunKeys;
+  run.several = all - begin > run_keys;
+  FindPages<Pool>(args, args.kv, begin, low, all, run_keys, *pages);
+  for (int64_t t = begin; t < high; t += run_keys) {
+    const int64_t following = t + run_keys;
     next->count = 0;
     if (following < all) {
-      FindPages<Pool>(args, args.kv, following, low, all, *next);
+      FindPages<Pool>(args, args.kv, following, low, all, run_keys, *next);
     } else if (args.next.k != nullptr) {
-      FindPages<Pool>(args, args.next, args.next_low / kRunKeys * kRunKeys,
-                      args.next_low, args.next_high, *next);
+      FindPages<Pool>(args, args.next, args.next_low / run_keys * run_keys,
+                      args.next_low, args.next_high, run_keys, *next);
     }
     run.begin = t;
-    run.tiles = static_cast<int>(
-        (HWY_MIN(high - t, int64_t{kRunKeys}) + kKeyTile - 1) / kKeyTile);
-    const RunPages* of_head = pages;
-    for (int head = 0; head < groups.heads; ++head) {
-      run.pages = of_head;
-      run.next = next->count != 0 ? next : nullptr;
-      if (head + 1 < groups.heads) {
-        ShiftPages(args, *pages, head + 1, shifted[head % 2]);
-        run.next = &shifted[head % 2];
-      }
-      of_head = run.next;
-      if constexpr (kWidened) {
-        WidenRun<Pool>(*run.pages, run.tiles * kGroups, run.pool_key_stride,
-                       args.head_size, ws.acc_floats, ws.wide, wide);
-        run.pages = &wide;
-      }
-      for (int g = chunk.begin; g < chunk.end; ++g) {
-        if (t == begin) {
-          OpenGroup(args, ws, groups, chunk, head, g, opens, run.row_fetches);
-          run.row_fetches.Spread(run.tiles);
-        }
-        PassGroup<Ops, kWidened>(run, groups, chunk, head, g);
-      }
-    }
+    run.tiles = static_cast<int>((HWY_MIN(high - t, run_keys) + kKeyTile - 1) /
+                                 kKeyTile);
+    PassRun<Pool>(run, groups, chunk, t == begin ? first : kNotFirst, pages,
+                  next->count != 0 ? next : nullptr);
     std::swap(pages, next);
   }
 }

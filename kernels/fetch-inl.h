@@ -98,26 +98,26 @@ HWY_INLINE void AimBetween(RunContext<Ops>& run, int turn, int turns) {
 
 // q of rows that are packed next.
 template <class Ops>
-HWY_INLINE void FetchQuery(const AttendArgs& args, const Workspace<Ops>& ws,
-                           int row_begin, int row_end, RowFetches& fetches) {
+HWY_INLINE void FetchQuery(RunContext<Ops>& run, int row_begin, int row_end) {
+  const AttendArgs& args = *run.args;
   const size_t bytes =
       static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
   for (int row = row_begin; row < row_end; ++row) {
-    const RowPlace& place = ws.places[row];
-    fetches.Add(QueryRow(args, place.token, place.head), bytes);
+    const RowPlace& place = run.ws->places[row];
+    run.row_fetches.Add(QueryRow(args, place.token, place.head), bytes);
   }
 }
 
 // Where rows will write, while there is arithmetic to hide it.
 template <class Ops>
-HWY_INLINE void FetchOut(const AttendArgs& args, const Workspace<Ops>& ws,
-                         int row_begin, int row_end, RowFetches& fetches) {
+HWY_INLINE void FetchOut(RunContext<Ops>& run, int row_begin, int row_end) {
+  const AttendArgs& args = *run.args;
   if (args.partials != nullptr) return;
   const size_t bytes =
       static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
   for (int row = row_begin; row < row_end; ++row) {
-    const RowPlace& place = ws.places[row];
-    fetches.Add(OutRow(args, place.token, place.head), bytes);
+    const RowPlace& place = run.ws->places[row];
+    run.row_fetches.Add(OutRow(args, place.token, place.head), bytes);
   }
 }
 

@@ -92,20 +92,20 @@ HWY_INLINE void PlaceRows(const AttendArgs& args, const Workspace<Ops>& ws) {
   }
 }
 
-// Addresses of the 16-token groups of the run at `begin` that hold keys of
-// [low, high), whole tiles; groups without one repeat a neighbour, so that
-// their table entries are never read and a fetch of them is harmless.
+// Addresses of the 16-token groups of the run of `run_keys` at `begin` that
+// hold keys of [low, high), whole tiles; groups without one repeat a neighbour,
+// so that their table entries are never read and a fetch of them is harmless.
 template <class Ops>
 HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
                           int64_t begin, int64_t low, int64_t high,
-                          RunPages& pages) {
+                          int64_t run_keys, RunPages& pages) {
   constexpr auto kLane = static_cast<int64_t>(kLaneBytes<Ops>);
   constexpr int64_t kElem = sizeof(typename Ops::Cache);
   const int64_t mask = (int64_t{1} << kv.block_size_log2) - 1;
   const int64_t dv = PaddedWidth(args.v_head_size);
   const int64_t first = low / kGroupTokens * kGroupTokens;
   const int64_t last = (high - 1) / kGroupTokens * kGroupTokens;
-  const int64_t keys = HWY_MIN(high - begin, int64_t{kRunKeys});
+  const int64_t keys = HWY_MIN(high - begin, run_keys);
   pages.count = static_cast<int>((keys + kKeyTile - 1) / kKeyTile) * kGroups;
   for (int g = 0; g < pages.count; ++g) {
     const int64_t token =
