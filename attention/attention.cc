@@ -74,6 +74,9 @@ AttentionPlan& AttentionPlan::operator=(AttentionPlan&&) noexcept = default;
 bool AttentionPlan::spreads_partitions() const noexcept {
   return impl_ && impl_->ready && impl_->spread;
 }
+int AttentionPlan::kv_heads_per_threadgroup() const noexcept {
+  return impl_ && impl_->ready ? impl_->heads_together : 0;
+}
 int64_t AttentionPlan::num_threadgroups() const noexcept {
   return impl_ && impl_->ready ? impl_->grid_size : 0;
 }

@@ -302,6 +302,7 @@ TEST(HeadsPlanTest, ThePlanSaysSo) {
             std::string::npos)
       << plan.ToString();
   EXPECT_EQ(plan.num_threadgroups(), 4);
+  EXPECT_EQ(plan.kv_heads_per_threadgroup(), 2);
 }
 
 }  // namespace

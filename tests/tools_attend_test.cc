@@ -459,6 +459,23 @@ TEST_F(AttendTest, ARandomBatchIsVerifiedAndReported) {
   EXPECT_EQ(json["launch"]["kv_bytes"].get<int64_t>() % (4 * 256), 0);
 }
 
+TEST_F(AttendTest, HeadsGoTogetherOnRequestAndAreVerified) {
+  const std::string batch =
+      "attend --random 3x1@70,1x20@90,1x5@2000 --q-heads 8 --kv-heads 4 "
+      "--verify 1 --json - --kv-heads-per-threadgroup ";
+  int64_t threadgroups = 0;
+  for (const int heads : {1, 2, 4}) {
+    const Outcome outcome = Varlane(batch + std::to_string(heads));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["verification"]["failed_rows"], 0);
+    const Json& launch = json["launch"];
+    EXPECT_EQ(launch["kv_heads_per_threadgroup"], heads);
+    if (heads == 1) threadgroups = launch["threadgroups"];
+    EXPECT_EQ(launch["threadgroups"].get<int64_t>() * heads, threadgroups);
+  }
+}
+
 TEST_F(AttendTest, HeadsAreShardedOnRequestAndVerified) {
   FindTwoNodes();
   const std::string batch =

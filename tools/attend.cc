@@ -142,6 +142,7 @@ Status Launch(const AttentionCase& c, const AttendOptions& options,
   }
   result->plan = plan.ToString();
   result->spread = plan.spreads_partitions();
+  result->kv_heads_per_threadgroup = plan.kv_heads_per_threadgroup();
   if (!options.measures_limit) return {};
   VARLANE_TOOLS_ASSIGN(result->rates,
                        MeasureRates(options, pool, batch, runtime));

@@ -37,6 +37,7 @@ struct AttendResult {
   int64_t num_blocks = 0;
   int num_shards = 1;  // nodes that the KV heads are cut over
   bool spread = false;
+  int kv_heads_per_threadgroup = 1;
   LaunchReport report;          // of the last launch
   std::vector<double> seconds;  // [repeat], the launch alone
   MachineRates rates;           // where measures_limit

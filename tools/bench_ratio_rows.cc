@@ -192,15 +192,18 @@ std::vector<double> LimitSeconds(const Times& times) {
 
 Status MeasureDemand(BenchSession* session, const Demand& demand,
                      const KvFixture& fixture, BenchRow* row) {
+  const PlanOptions plan = {.kv_heads_per_threadgroup =
+                                session->options().kv_heads_per_threadgroup};
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<Workload> work,
       Workload::Create(
           session->attention(), &fixture, demand.shape,
-          {.copies = Copies(demand, fixture.dtype(), fixture.heads())}));
+          {.copies = Copies(demand, fixture.dtype(), fixture.heads()),
+           .plan = plan}));
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<Workload> near,
       Workload::Create(session->attention(), &fixture, demand.shape,
-                       {.distinct_blocks = kNearBlocks}));
+                       {.distinct_blocks = kNearBlocks, .plan = plan}));
   Times times;
   VARLANE_TOOLS_TRY(TakeSamples(session, demand.bound, fixture.dtype(),
                                 work.get(), near.get(), &times, row));

@@ -21,6 +21,7 @@ struct BenchOptions {
   double seconds = 1;  // a row, as far as the least number of rounds allows
   int64_t memory_bytes = 0;  // largest pool; 0 = half of what is available
   std::string trace;         // whose prefix hits BenchMemory tells; "" = none
+  int kv_heads_per_threadgroup = 0;  // PlanOptions', of rows held to a limit
   RuntimeOptions runtime;
 };
 

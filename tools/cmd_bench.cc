@@ -37,6 +37,7 @@ struct Bench {
   const char* name;
   Result<BenchResult> (*measure)(const BenchOptions&);
   bool takes_trace = false;
+  bool attends = false;
 };
 
 Status RunBench(const Bench& bench, BenchFlags flags) {
@@ -114,6 +115,9 @@ void AddOneBench(CLI::App* bench, const Bench& what, const char* help,
       ->type_name("S");
   AddBytesFlag(command, "--memory", &flags->options.memory_bytes,
                "Largest pool; default: half of what is available");
+  if (what.attends) {
+    AddHeadsTogetherFlag(command, &flags->options.kv_heads_per_threadgroup);
+  }
   if (what.takes_trace) {
     command->add_option("--trace", flags->options.trace,
                         "Also tell the prefix hits of a trace with hash_ids");
@@ -139,11 +143,12 @@ void AddBenchCommand(CLI::App* app, Run* run) {
       "Examples:\n  varlane bench kernels --quick\n"
       "  varlane bench memory --quick\n"
       "  varlane bench runtime --quick");
-  AddOneBench(bench, {"kernels", &BenchKernels},
-              "Attention launches beside read bandwidth and multiply peak",
-              "Only 16/4/128 heads and bf16: under a minute", kKernelsFooter,
-              run);
-  AddOneBench(bench, {"memory", &BenchMemory, true},
+  AddOneBench(
+      bench, {.name = "kernels", .measure = &BenchKernels, .attends = true},
+      "Attention launches beside read bandwidth and multiply peak",
+      "Only 16/4/128 heads and bf16: under a minute", kKernelsFooter, run);
+  AddOneBench(bench,
+              {.name = "memory", .measure = &BenchMemory, .takes_trace = true},
               "Blocks, forks, resizing, pressure",
               "Fewer rounds: under a minute", kMemoryFooter, run);
   AddOneBench(bench, {"runtime", &BenchRuntime},

@@ -103,8 +103,11 @@ void AddPlanOptionFlags(CLI::App* app, PlanOptions* options) {
                   "Long contexts: spread over threadgroups, walked by one, or "
                   "auto (default)")
       ->type_name("MODE");
-  app->add_option("--kv-heads-per-threadgroup",
-                  options->kv_heads_per_threadgroup,
+  AddHeadsTogetherFlag(app, &options->kv_heads_per_threadgroup);
+}
+
+void AddHeadsTogetherFlag(CLI::App* app, int* heads) {
+  app->add_option("--kv-heads-per-threadgroup", *heads,
                   "KV heads that a threadgroup computes, at most; 0 (default) "
                   "= as the CPU and the batch suggest")
       ->check(CLI::Range(0, 65536))

@@ -70,7 +70,9 @@ struct RuntimeFlags {
 void AddRuntimeFlags(CLI::App* app, RuntimeFlags* flags);
 Result<RuntimeOptions> MakeRuntimeOptions(const RuntimeFlags& flags);
 
-// --owner, --partitions
+// --kv-heads-per-threadgroup
+void AddHeadsTogetherFlag(CLI::App* app, int* heads);
+// --owner, --partitions, --kv-heads-per-threadgroup
 void AddPlanOptionFlags(CLI::App* app, PlanOptions* options);
 // --shard-heads
 CLI::Option* AddShardHeadsFlag(CLI::App* app, bool* shard_heads);

@@ -186,7 +186,8 @@ class VARLANE_EXPORT AttentionPlan {
   AttentionPlan(AttentionPlan&&) noexcept;
   AttentionPlan& operator=(AttentionPlan&&) noexcept;
 
-  bool spreads_partitions() const noexcept;  // what kAuto chose
+  bool spreads_partitions() const noexcept;       // what kAuto chose
+  int kv_heads_per_threadgroup() const noexcept;  // 0 for an empty plan
   int64_t num_threadgroups() const noexcept;
   int64_t total_q() const noexcept;
   int64_t workspace_bytes() const noexcept;
