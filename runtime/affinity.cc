@@ -50,6 +50,13 @@ bool CpuMask::Has(int cpu) const noexcept {
   return ((words_[bit / kBits] >> (bit % kBits)) & 1) != 0;
 }
 
+bool CpuMask::IsWithin(const CpuMask& other) const noexcept {
+  for (size_t i = 0; i < words_.size(); ++i) {
+    if ((words_[i] & ~other.words_[i]) != 0) return false;
+  }
+  return true;
+}
+
 Status CpuMask::Parse(std::string_view list, CpuMask* mask) {
   *mask = CpuMask();
   std::string_view left = list;

@@ -23,6 +23,7 @@ class CpuMask {
   // Out-of-range indices are ignored.
   void Add(int cpu) noexcept;
   bool Has(int cpu) const noexcept;
+  bool IsWithin(const CpuMask& other) const noexcept;
   bool operator==(const CpuMask&) const = default;
 
   // Of a list as the kernel writes them: "0-3,8". Errors: kInvalidArgument

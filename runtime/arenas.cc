@@ -239,7 +239,7 @@ ParallelismLease::~ParallelismLease() {
 
 ScopedAffinity::ScopedAffinity(const CpuMask* mask) noexcept {
   if (mask == nullptr || !CpuMask::ReadThread(&before_).ok()) return;
-  if (before_ == *mask) return;
+  if (before_.IsWithin(*mask)) return;
   must_restore_ = mask->ApplyToThread().ok();
 }
 

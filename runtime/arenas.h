@@ -57,8 +57,8 @@ class ParallelismLease {
 };
 
 // Puts the calling thread on other CPUs for a scope; the mask it had is
-// restored at the end. Nothing happens when `mask` is null or the kernel
-// refuses.
+// restored at the end. Nothing happens when `mask` is null, when the thread may
+// be nowhere else anyway or when the kernel refuses.
 class ScopedAffinity {
  public:
   explicit ScopedAffinity(const CpuMask* mask) noexcept;

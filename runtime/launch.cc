@@ -237,8 +237,9 @@ bool LaunchEngine::MustMoveCaller() const noexcept {
   return pin_ && CurrentCpu() != placement_.pu_of_worker[0];
 }
 
+// Also a caller that is on one of our PUs: it could be moved off meanwhile.
 const CpuMask* LaunchEngine::WhereToConfineCaller() const noexcept {
-  return confine_ && !own_mask_.Has(CurrentCpu()) ? &own_mask_ : nullptr;
+  return confine_ ? &own_mask_ : nullptr;
 }
 
 void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,

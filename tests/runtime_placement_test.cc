@@ -411,6 +411,10 @@ TEST(SharedMachineTest, RuntimesWithDisjointListsKeepApart) {
         }));
         VARLANE_ASSERT_OK((*runtime)->Launch({1}, [&](const Threadgroup&) {
           if (!allowed.contains(sched_getcpu())) strays.fetch_add(1);
+          // Nor may it be moved there later.
+          for (const int cpu : OurCpus()) {
+            if (!allowed.contains(cpu)) strays.fetch_add(1);
+          }
         }));
       }
       EXPECT_EQ(strays.load(), 0) << "bodies ran on the other's CPUs";
