@@ -111,12 +111,9 @@ void CountLocality(const Impl& plan, int node, int64_t seq, int64_t low,
     local +=
         std::min(high, (b + 1) * block_size) - std::max(low, b * block_size);
   }
-  const int64_t token_bytes =
-      (plan.layout.head_size + plan.layout.v_head_size) *
-      static_cast<int64_t>(SizeOf(plan.layout.dtype)) * plan.heads_together;
-  count->local_bytes += local * token_bytes;
+  count->local_bytes += local * plan.key_bytes();
   count->remote_bytes +=
-      (std::max<int64_t>(high - low, 0) - local) * token_bytes;
+      (std::max<int64_t>(high - low, 0) - local) * plan.key_bytes();
 }
 
 }  // namespace varlane

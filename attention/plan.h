@@ -79,6 +79,12 @@ struct AttentionPlan::Impl {
   int heads_axis = 0;         // threadgroups that they make
   int64_t shard_size = 0;     // threadgroups of each, where there are several
 
+  // K/V bytes of a key in the KV heads of a threadgroup.
+  int64_t key_bytes() const {
+    return int64_t{heads_together} * (layout.head_size + layout.v_head_size) *
+           static_cast<int64_t>(SizeOf(layout.dtype));
+  }
+
   // Whether a threadgroup can tell what is local to it.
   bool counts_locality() const { return !homes.empty() || shards_known; }
 

@@ -170,17 +170,14 @@ void PlanRun::End(bool complete, bool fill_nan, LaunchReport* report) noexcept {
 }
 
 size_t PlanRun::scratch_bytes() const noexcept {
-  int rows =
-      static_cast<int>(std::min<int64_t>(plan_->block_q, plan_->total_q)) *
-      plan_->group;
-  if (plan_->heads_together > 1) {
-    // Of blocks with few rows all heads' at once, of others one head's.
-    const int64_t few =
-        std::min<int64_t>(rows, kMostRowsOfHead) * plan_->heads_together;
-    rows = std::max(
-        rows, static_cast<int>(std::min<int64_t>(few, kMostRowsTogether)));
-  }
-  return kernels_->attend_scratch_bytes(rows, plan_->layout.head_size,
+  const int64_t of_head =
+      std::min<int64_t>(plan_->block_q, plan_->total_q) * plan_->group;
+  // One head's, or those of all heads where they are few.
+  const int64_t rows = std::max(
+      of_head,
+      std::min<int64_t>(of_head * plan_->heads_together, kMostRowsTogether));
+  return kernels_->attend_scratch_bytes(static_cast<int>(rows),
+                                        plan_->layout.head_size,
                                         plan_->layout.v_head_size);
 }
 
@@ -223,16 +220,12 @@ template void PlanRun::Attend<true>(const Threadgroup& tg) const;
 
 void PlanRun::Annotate(const Threadgroup& tg, const Assignment& work) const {
   const auto [low, high] = KeysOf(work);
-  const KvLayout& layout = plan_->layout;
   TraceNote note;
   note.sequence = plan_->BatchIndex(work.item.seq);
   note.head = work.head;
   note.partition_begin = static_cast<int32_t>(work.partition_begin);
   note.partition_end = static_cast<int32_t>(work.partition_end);
-  note.bytes = std::max<int64_t>(high - low, 0) *
-               (layout.head_size + layout.v_head_size) *
-               static_cast<int64_t>(SizeOf(layout.dtype)) *
-               plan_->heads_together;
+  note.bytes = std::max<int64_t>(high - low, 0) * plan_->key_bytes();
   tg.Annotate(note);
 }
 

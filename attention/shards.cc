@@ -48,12 +48,8 @@ void CutByShard(AttentionPlan::Impl* plan) {
 
 void CountShardLocality(const AttentionPlan::Impl& plan, int node, int head,
                         int64_t low, int64_t high, WorkerCounters* count) {
-  const KvLayout& layout = plan.layout;
-  const int shard = head / (layout.num_kv_heads / plan.view_shards);
-  const int64_t bytes = std::max<int64_t>(high - low, 0) *
-                        (layout.head_size + layout.v_head_size) *
-                        static_cast<int64_t>(SizeOf(layout.dtype)) *
-                        plan.heads_together;
+  const int shard = head / (plan.layout.num_kv_heads / plan.view_shards);
+  const int64_t bytes = std::max<int64_t>(high - low, 0) * plan.key_bytes();
   const bool is_local = shard == node;
   ++(is_local ? count->home : count->stolen);
   (is_local ? count->local_bytes : count->remote_bytes) += bytes;

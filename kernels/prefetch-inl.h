@@ -11,9 +11,8 @@ namespace VARLANE_NS {
 //   kNoFetch    what it reads is in L2 already
 //   kFetchNear  as many lines a step as it reads, of pieces side by side: few
 //               rows, whose next keys or values are needed soon
-//   kFetchFar   a line or two a step: more rows share a run, and the next one
-//   is
-//               spread over some of them
+//   kFetchFar   a line or two a step: more rows share a run, over some of which
+//               the next one is spread
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchFar };
 
 // Pieces of memory side by side: one, two, or kTogether of which a step takes

@@ -175,8 +175,7 @@ def attempt(tree, name, file, old, new):
     path.write_text(text.replace(old, new))
     try:
         objects = []
-        # What only f16 has, the others need not try.
-        for dtype, only in STAGES[-1:] if file == mutations.WIDEN else STAGES:
+        for dtype, only in STAGES:
             units = units_of(file, dtype)
             with concurrent.futures.ThreadPoolExecutor(tree.jobs) as pool:
                 for output, error in pool.map(tree.compile_mutant, units):
