@@ -83,17 +83,10 @@ HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns,
             pairs * (turn + 1) / turns * 2, pieces);
 }
 
-// Many: the same over all of them, a few lines before each tile.
+// By tile: all of the next run, one tile of it while this one's tile is passed.
 template <class Ops>
-HWY_INLINE void AimBetween(RunContext<Ops>& run, int turn, int turns) {
-  run.lines_between = 0;
-  if (run.next == nullptr) return;
-  const int begin = run.next->count * turn / turns;
-  const int end = run.next->count * (turn + 1) / turns;
-  AimPieces(run, *run.next, begin, end, Pieces::kAlone);
-  const size_t most = HWY_MAX(run.score_fetch.lines, run.value_fetch.lines);
-  run.lines_between =
-      (static_cast<int>(most) * (end - begin) + run.tiles - 1) / run.tiles;
+HWY_INLINE void AimTiles(RunContext<Ops>& run, Pieces pieces) {
+  AimPieces(run, *run.next, 0, run.next->count, pieces);
 }
 
 // q of rows that are packed next.

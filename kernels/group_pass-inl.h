@@ -62,8 +62,8 @@ HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,
   return head;
 }
 
-// acc += p v of R rows, lane steps [begin, end) of the groups, all dims; then
-// comes what `onward` names.
+// acc += p v of R rows, lane steps [begin, end) of the groups, all dims, `p`
+// the weights from `begin` on; then comes what `onward` names.
 template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Values(const typename Ops::Operand* p,
                        const std::byte* const* groups, int begin, int end,
@@ -104,7 +104,8 @@ HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
 
-// acc += p v of one row and the even or the odd token of a step.
+// acc += p v of one row and the even or the odd token of a step, whose weights
+// `p` are.
 template <class Ops, bool kEven>
 HWY_INLINE void HalfStep(const std::byte* const* groups,
                          const typename Ops::Operand* p, int step, float* acc,
@@ -113,8 +114,7 @@ HWY_INLINE void HalfStep(const std::byte* const* groups,
   const std::byte* lane =
       groups[step / kSteps] +
       static_cast<size_t>(step % kSteps) * ValueStride<Ops>(acc_floats);
-  ValueHalfStep<Ops, kEven>(p + step, lane, acc_floats / static_cast<int>(kN),
-                            acc);
+  ValueHalfStep<Ops, kEven>(p, lane, acc_floats / static_cast<int>(kN), acc);
 }
 
 // A row's own values outside what its group does together: whole steps
@@ -125,14 +125,17 @@ HWY_INLINE void OwnValues(const std::byte* const* groups,
                           bool odd_before, bool even_after, float* acc,
                           int acc_floats) {
   if constexpr (Ops::kPack == 2) {
-    if (odd_before) HalfStep<Ops, false>(groups, p, begin - 1, acc, acc_floats);
+    if (odd_before) {
+      HalfStep<Ops, false>(groups, p + begin - 1, begin - 1, acc, acc_floats);
+    }
   }
   if (begin < end) {
     Prefetch none;
-    Values<Ops, 1, kNoFetch>(p, groups, begin, end, acc, acc_floats, none);
+    Values<Ops, 1, kNoFetch>(p + begin, groups, begin, end, acc, acc_floats,
+                             none);
   }
   if constexpr (Ops::kPack == 2) {
-    if (even_after) HalfStep<Ops, true>(groups, p, end, acc, acc_floats);
+    if (even_after) HalfStep<Ops, true>(groups, p + end, end, acc, acc_floats);
   }
 }
 
@@ -162,8 +165,8 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
   }
   if (!common) return;
   Prefetch none;
-  Values<Ops, R, kNoFetch>(p, groups, common_begin, common_end, acc, acc_floats,
-                           none);
+  Values<Ops, R, kNoFetch>(p + common_begin, groups, common_begin, common_end,
+                           acc, acc_floats, none);
   HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
     OwnValues<Ops>(groups, p + r * kRunSteps<Ops>, common_end,
                    spans[r].end / kPack, false, spans[r].end % kPack != 0,
@@ -171,9 +174,14 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
   }
 }
 
+// Of a tile that has been weighed: nothing, what every row sees all of, or what
+// some see nothing or a part of.
+enum class Unadded : uint8_t { kNothing, kWhole, kRagged };
+
 // One register group of R rows over a run of key tiles: scores tile by tile,
 // each tile's weights while the next one's scores are computed, then the values
-// of all of them.
+// of all of them. Or over a single tile, in two halves between which other
+// groups take theirs.
 template <class Ops, int R, FetchMode kFetch>
 class GroupPass {
  public:
@@ -189,50 +197,79 @@ class GroupPass {
         modified_(args_.softcap != 0 || args_.alibi_slopes != nullptr) {}
 
   HWY_INLINE void Run() {
-    // Ends never fall with the row: the first and the last bound them all.
-    const int64_t first = place_[R - 1].low - run_.begin;
-    const int64_t last = place_[0].high - run_.begin;
-    const bool same_end = place_[R - 1].high == place_[0].high;
     for (int tile = 0; tile < run_.tiles; ++tile) {
       if constexpr (kInUnits) {
         if (tile % kUnit == 0) BeginUnit(tile);
       }
       run_.row_fetches.Step();
-      if constexpr (kIntelAvx512 && kFetch == kNoFetch) FetchBetween();
-      const int64_t begin = int64_t{tile} * kKeyTile;
-      if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
-        WholeTile(tile);
-      } else if (first <= begin && same_end) {
-        if (begin < last) LastTile(tile, static_cast<int>(last - begin));
-        break;
-      } else {
-        RaggedTile(tile);
-      }
+      if (!PassTile(tile)) break;
     }
     Soften();
     AddValues(steps_);
     run_.row_fetches.Finish();
   }
 
+  // Scores and weights of one tile; `slot` says where the latter stand. Returns
+  // what AddTile has to add.
+  HWY_INLINE Unadded WeighTile(int tile, int slot) {
+    Hold(tile, slot);
+    PassTile(tile);
+    Soften();
+    return ragged_           ? Unadded::kRagged
+           : added_ < steps_ ? Unadded::kWhole
+                             : Unadded::kNothing;
+  }
+  HWY_INLINE void AddTile(int tile, int slot, Unadded unadded) {
+    Hold(tile, slot);
+    if (HWY_LIKELY(unadded == Unadded::kWhole)) {
+      AddValues(added_ + kTileSteps<Ops>);
+      return;
+    }
+    Span spans[R];
+    FindSpans(tile, spans);
+    DropUnseen(spans);
+    AddRagged(tile, spans);
+  }
+
  private:
   static constexpr int kPack = Ops::kPack;
   static constexpr bool kInUnits = kIntelAvx512 && kFetch == kFetchNear;
+
+  // A single tile. So many groups' weights wait at a time: kRun of them stand
+  // side by side, where a run's tiles would.
+  HWY_INLINE void Hold(int tile, int slot) {
+    holds_ = true;
+    added_ = steps_ = tile * kTileSteps<Ops>;
+    p_at_ = slot / kRun * kMaxRows * kRunSteps<Ops> +
+            (slot % kRun - tile) * kTileSteps<Ops>;
+  }
+
+  // The rows' weights of the run's step `step`, kRunSteps apart.
+  HWY_INLINE typename Ops::Operand* Weights(int step) const {
+    return ws_.p + (p_at_ + step);
+  }
+
+  // False where nobody sees what comes after.
+  HWY_INLINE bool PassTile(int tile) {
+    // Ends never fall with the row: the first and the last bound them all.
+    const int64_t first = place_[R - 1].low - run_.begin;
+    const int64_t last = place_[0].high - run_.begin;
+    const int64_t begin = int64_t{tile} * kKeyTile;
+    if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
+      WholeTile(tile);
+    } else if (first <= begin && place_[R - 1].high == place_[0].high) {
+      if (begin < last) LastTile(tile, static_cast<int>(last - begin));
+      return false;
+    } else {
+      RaggedTile(tile);
+    }
+    return true;
+  }
 
   HWY_INLINE void BeginUnit(int tile) {
     Soften();
     AddValues(steps_);
     AimUnit(run_, tile);
-  }
-
-  // For whom it is too little to be spread over the micro-kernels' steps.
-  HWY_INLINE void FetchBetween() {
-    if (run_.lines_between == 0) return;
-    Fetcher<Ops, kFetchFar> keys(run_.score_fetch);
-    Fetcher<Ops, kFetchFar> values(run_.value_fetch);
-    for (int i = 0; i < run_.lines_between; ++i) {
-      keys.Step();
-      values.Step();
-    }
   }
 
   // A tile that every row sees all of.
@@ -246,7 +283,7 @@ class GroupPass {
     }
     Span spans[R];
     for (Span& span : spans) span = {0, kKeyTile};
-    AddRagged(tile, spans);
+    PassRagged(tile, spans);
   }
 
   // Scores of all of a tile and, beside them or before, the weights that wait.
@@ -301,20 +338,24 @@ class GroupPass {
     if (HWY_UNLIKELY(!MoveMaxima(tile))) {
       Span spans[R];
       for (Span& span : spans) span = {0, end};
-      AddRagged(tile, spans);
+      PassRagged(tile, spans);
       return;
     }
     const auto soften = SoftenOf(tile);
     const int halves = (end + kKeyTile / 2 - 1) / (kKeyTile / 2);
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, halves);
+    if (holds_) {
+      ragged_ = true;
+      return;
+    }
     const int whole = tile * kTileSteps<Ops> + end / kPack;
     AddValues(whole);
     steps_ = whole;
     if constexpr (kPack == 2) {
       if (end % kPack == 0) return;
       HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        HalfStep<Ops, true>(run_.pages->v, ws_.p + r * kRunSteps<Ops>, whole,
-                            acc_ + r * ws_.acc_floats, ws_.acc_floats);
+        HalfStep<Ops, true>(run_.pages->v, Weights(whole) + r * kRunSteps<Ops>,
+                            whole, acc_ + r * ws_.acc_floats, ws_.acc_floats);
       }
     }
   }
@@ -323,10 +364,10 @@ class GroupPass {
   HWY_NOINLINE void RaggedTile(int tile) {
     Soften();
     Span spans[R];
+    FindSpans(tile, spans);
     int begin = kKeyTile;
     int end = 0;
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      spans[r] = RowSpan(place_[r], run_.begin + tile * kKeyTile);
       if (spans[r].end == 0) continue;
       begin = HWY_MIN(begin, spans[r].begin);
       end = HWY_MAX(end, spans[r].end);
@@ -338,7 +379,20 @@ class GroupPass {
       }
       MoveMaxima(tile);
     }
-    AddRagged(tile, spans);
+    PassRagged(tile, spans);
+  }
+
+  HWY_INLINE void FindSpans(int tile, Span* spans) const {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+      spans[r] = RowSpan(place_[r], run_.begin + tile * kKeyTile);
+    }
+  }
+
+  // Rows that have seen no score above -inf yet have no weights.
+  HWY_INLINE void DropUnseen(Span* spans) const {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+      if (ws_.rows[local_ + r].max == kMinusInf) spans[r] = {0, 0};
+    }
   }
 
   HWY_INLINE void ScoresOf(int tile, int begin, int end) {
@@ -370,15 +424,23 @@ class GroupPass {
   }
 
   // Weights and values of a tile whose rows see different parts of it.
-  HWY_NOINLINE void AddRagged(int tile, Span* spans) {
+  HWY_NOINLINE void PassRagged(int tile, Span* spans) {
+    DropUnseen(spans);
     const auto soften = SoftenOf(tile);
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      if (ws_.rows[local_ + r].max == kMinusInf) spans[r] = {0, 0};
       if (spans[r].end != 0) soften.Row(r, 2);
     }
+    if (holds_) {
+      ragged_ = true;
+      return;
+    }
+    AddRagged(tile, spans);
+  }
+
+  HWY_NOINLINE void AddRagged(int tile, const Span* spans) {
     AddValues(tile * kTileSteps<Ops>);
     RaggedValues<Ops, R>(run_.pages->v + tile * kGroups, spans,
-                         ws_.p + tile * kTileSteps<Ops>, acc_, ws_.acc_floats);
+                         Weights(tile * kTileSteps<Ops>), acc_, ws_.acc_floats);
     added_ = steps_ = (tile + 1) * kTileSteps<Ops>;
   }
 
@@ -392,13 +454,13 @@ class GroupPass {
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
     return {ws_.scores, Scale(), ws_.rows + local_, ws_.lanes + local_ * kLanes,
-            ws_.p + tile * kTileSteps<Ops>};
+            Weights(tile * kTileSteps<Ops>)};
   }
 
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
-    Values<Ops, R, kFetch>(ws_.p, run_.pages->v, added_, end, acc_,
+    Values<Ops, R, kFetch>(Weights(added_), run_.pages->v, added_, end, acc_,
                            ws_.acc_floats, run_.value_fetch);
     added_ = end;
   }
@@ -413,26 +475,61 @@ class GroupPass {
   const RowPlace* place_;
   float* acc_;
   bool modified_;
-  int softening_ = -1;  // the tile whose scores wait to become weights
-  int steps_ = 0;       // of values that have weights, or will
-  int added_ = 0;       // of values
+  int softening_ = -1;   // the tile whose scores wait to become weights
+  int steps_ = 0;        // of values that have weights, or will
+  int added_ = 0;        // of values
+  int p_at_ = 0;         // where the run's weights would begin, in ws_.p
+  bool holds_ = false;   // a single tile, whose values are added later,
+  bool ragged_ = false;  // not the same ones for all rows
 };
 
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void PassRows(RunContext<Ops>& run, int row, int local) {
   GroupPass<Ops, R, kFetch>(run, row, local).Run();
 }
+template <class Ops, int R, FetchMode kFetch>
+HWY_NOINLINE Unadded WeighRows(RunContext<Ops>& run, int row, int local,
+                               int tile, int slot) {
+  return GroupPass<Ops, R, kFetch>(run, row, local).WeighTile(tile, slot);
+}
+template <class Ops, int R, FetchMode kFetch>
+HWY_NOINLINE void AddRows(RunContext<Ops>& run, int row, int local, int tile,
+                          int slot, Unadded unadded) {
+  GroupPass<Ops, R, kFetch>(run, row, local).AddTile(tile, slot, unadded);
+}
 
-// `rows` of at most kMax, as a constant.
-template <class Ops, FetchMode kFetch, int kMax = kMaxRows>
-HWY_INLINE void PassUpToRows(RunContext<Ops>& run, int rows, int row,
-                             int local) {
+// Calls pass(integral_constant<int, rows>): a group's rows as a constant.
+template <int kMax = kMaxRows, class Pass>
+HWY_INLINE void OfRows(int rows, const Pass& pass) {
   if constexpr (kMax > 1) {
-    if (rows < kMax) {
-      return PassUpToRows<Ops, kFetch, kMax - 1>(run, rows, row, local);
-    }
+    if (rows < kMax) return OfRows<kMax - 1>(rows, pass);
   }
-  PassRows<Ops, kMax, kFetch>(run, row, local);
+  pass(std::integral_constant<int, kMax>());
+}
+
+template <class Ops, FetchMode kFetch>
+HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
+  OfRows(group.rows, [&](auto rows) HWY_ATTR {
+    PassRows<Ops, decltype(rows)::value, kFetch>(run, group.row, group.local);
+  });
+}
+template <class Ops, FetchMode kFetch>
+HWY_INLINE Unadded WeighUpToRows(RunContext<Ops>& run, const Group& group,
+                                 int tile, int slot) {
+  Unadded unadded{};
+  OfRows(group.rows, [&](auto rows) HWY_ATTR {
+    unadded = WeighRows<Ops, decltype(rows)::value, kFetch>(
+        run, group.row, group.local, tile, slot);
+  });
+  return unadded;
+}
+template <class Ops, FetchMode kFetch>
+HWY_INLINE void AddUpToRows(RunContext<Ops>& run, const Group& group, int tile,
+                            int slot, Unadded unadded) {
+  OfRows(group.rows, [&](auto rows) HWY_ATTR {
+    AddRows<Ops, decltype(rows)::value, kFetch>(run, group.row, group.local,
+                                                tile, slot, unadded);
+  });
 }
 
 }  // namespace VARLANE_NS

@@ -31,6 +31,8 @@
 // After fetch-inl.h:
 #include "kernels/group_pass-inl.h"
 // After group_pass-inl.h:
+#include "kernels/run_pass-inl.h"
+// After run_pass-inl.h:
 #include "kernels/attend-inl.h"
 // After attend-inl.h:
 #include "kernels/write-inl.h"

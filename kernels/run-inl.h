@@ -44,7 +44,7 @@ struct RowGroups {
     return head * rows + static_cast<int>(int64_t{rows} * g / count);
   }
   HWY_INLINE int all_rows() const { return rows * heads; }
-  // Enough that what is done once a run for all of them costs little.
+  // Enough that what is done once for all of them costs little.
   HWY_INLINE bool many() const { return count >= 8; }
 };
 
@@ -57,6 +57,7 @@ template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
   constexpr int kFew = Ops::kPack == 2 ? 7 : 3;
   const bool halves = kIntelAvx512 && groups.count > 1 && groups.count <= kFew;
+
   return halves ? kRunKeys / 2 : kRunKeys;
 }
 static_assert(kPartition % (kRunKeys / 2) == 0, "halves tile partitions");
@@ -74,6 +75,31 @@ struct Chunk {
         row_begin(groups.begin(from)),
         row_end(groups.begin(to, groups.heads - 1)) {}
 };
+
+// Register group `index` of a KV head.
+struct Group {
+  int index;
+  int rows;
+  int row;    // its first one in the threadgroup,
+  int local;  // in the chunk
+  HWY_INLINE Group(const RowGroups& groups, const Chunk& chunk, int head,
+                   int which)
+      : index(which),
+        rows(groups.begin(which + 1, head) - groups.begin(which, head)),
+        row(groups.begin(which, head)),
+        local(row - chunk.row_begin) {}
+};
+
+// Whether the register groups pass a run tile by tile, all of them one tile
+// before any the next one, and so find it in L1; else each passes the whole run
+// before the next one does. Of 16-bit caches it is done with tiles that are
+// widened; 4 groups that convert for themselves are 7% slower by tile, since
+// accumulators are loaded and stored more often (a Xeon with AMX, bf16).
+template <class Ops>
+HWY_INLINE bool ByTile(const RowGroups& groups) {
+  return kIntelAvx512 && groups.count > 1 &&
+         sizeof(typename Ops::Cache) == sizeof(float);
+}
 
 // Where the 16-token groups of a run of key tiles stand, `count` of them. Those
 // before the first visible token repeat it and are never read.

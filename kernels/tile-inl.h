@@ -23,6 +23,17 @@ struct NoSide {
 // decoders deliver while the core's other thread runs.
 constexpr int kStepUnroll = kIntelAvx512 ? 2 : 1;
 
+// Takes step() until x is at `end`. Of a widened pair it is long enough alone
+// (a Xeon with AMX: prefill in bf16 3% faster).
+template <class Ops, class X, class Step>
+HWY_INLINE void RepeatStep(const X* const& x, const X* end, const Step& step) {
+  if constexpr (kVecBytes<Ops> == 2 * sizeof(V)) {
+    HWY_UNROLL(1) while (x != end) step();
+  } else {
+    HWY_UNROLL(kStepUnroll) while (x != end) step();
+  }
+}
+
 // acc[r][v] += lanes(v) * operand(r).
 template <int R, int NV, class Lanes, class Operand>
 HWY_INLINE void MultiplyLanes(const Lanes& lanes, const Operand& operand,
@@ -102,19 +113,21 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   HWY_UNROLL(1) for (int i = 1; i <= kParts; ++i) {
     stop = i == kParts ? reinterpret_cast<const std::byte*>(q) + row_bytes
                        : stop + part * sizeof(*q);
-    HWY_UNROLL(kStepUnroll)
-    for (; x != stop; x += sizeof(*q), at += stride) {
-      fetcher.Step();
-      ahead.Step();
-      const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
-      const auto by = [&](int r) HWY_ATTR {
-        const size_t offset = r == 3   ? third
-                              : r == 5 ? fifth
-                                       : static_cast<size_t>(r) * row_bytes;
-        return reinterpret_cast<const typename Ops::Operand*>(x + offset);
-      };
-      MultiplyStep<Ops, R, NV>(from, by, acc);
-    }
+    RepeatStep<Ops>(
+        x, stop, [&]() HWY_ATTR __attribute__((always_inline)) {
+          fetcher.Step();
+          ahead.Step();
+          const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
+          const auto by = [&](int r) HWY_ATTR {
+            const size_t offset = r == 3   ? third
+                                  : r == 5 ? fifth
+                                           : static_cast<size_t>(r) * row_bytes;
+            return reinterpret_cast<const typename Ops::Operand*>(x + offset);
+          };
+          MultiplyStep<Ops, R, NV>(from, by, acc);
+          x += sizeof(*q);
+          at += stride;
+        });
     if (i == kParts) break;
     side.Portion(i - 1, state);
     if constexpr (kSwitches) {
@@ -170,7 +183,7 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
 // acc[r][NV * kN] += p_r . v over lane steps [begin, end) of the run, in token
 // order. A step is kPack tokens.
 //
-// p        [R][kRunSteps] operands
+// p        operands of step `begin`, rows kRunSteps apart
 // v        group addresses, already advanced to the first dim
 // stride   bytes from one step of a group to the next
 // acc      rows acc_stride floats apart
@@ -206,20 +219,22 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     }
     const std::byte* lane =
         v[step / kSteps] + offset + static_cast<size_t>(step % kSteps) * stride;
-    const typename Ops::Operand* x = p + step;
-    const typename Ops::Operand* const x_end = p + group_end;
+    const typename Ops::Operand* x = p + (step - begin);
+    const typename Ops::Operand* const x_end = p + (group_end - begin);
     step = group_end;
-    HWY_UNROLL(kStepUnroll) while (x != x_end) {
-      fetcher.Step();
-      ahead.Step();
-      const auto from = [&](int i) HWY_ATTR {
-        return lane + static_cast<size_t>(i) * kVecBytes<Ops>;
-      };
-      const auto by = [&](int r) HWY_ATTR { return x + r * kRunSteps<Ops>; };
-      MultiplyStep<Ops, R, NV>(from, by, sum);
-      lane += stride;
-      ++x;
-    }
+    RepeatStep<Ops>(
+        x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
+          fetcher.Step();
+          ahead.Step();
+          const auto from = [&](int i) HWY_ATTR {
+            return lane + static_cast<size_t>(i) * kVecBytes<Ops>;
+          };
+          const auto by = [&](int r)
+                              HWY_ATTR { return x + r * kRunSteps<Ops>; };
+          MultiplyStep<Ops, R, NV>(from, by, sum);
+          lane += stride;
+          ++x;
+        });
   }
   HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
     HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {

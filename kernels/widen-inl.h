@@ -1,9 +1,9 @@
-// Runs of 16-bit caches as fp32 in scratch, where enough rows share them.
+// Tiles of 16-bit caches as fp32 in scratch, where enough rows share them.
 //
 // A conversion from f16, and the shift and the mask of a pair of bf16, take the
 // multipliers' ports where 512-bit arithmetic has no others: beside the 24 or
 // 48 multiply-adds of a register tile's step they cost a quarter of its speed,
-// or a tenth. So a run is converted once for all register groups that pass it
+// or a tenth. So a tile is converted once for all register groups that pass it
 // (a Xeon with AMX, bf16, 4 query heads on a KV head: prefill 9 to 10% faster,
 // 12 tokens as fast as before). Same numbers in the same order: same bits.
 //
@@ -13,10 +13,7 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Of a run: it shall stay in L2 beside what is fetched of the next one.
-constexpr size_t kWidenBytes = size_t{512} << 10;
-
-// What computes a widened run.
+// What computes a widened tile.
 template <class Ops>
 struct WideOps {
   using Type = Ops;  // is not widened
@@ -35,20 +32,18 @@ template <class Ops>
 constexpr bool kWidens =
     kIntelAvx512 && !std::is_same_v<Ops, typename WideOps<Ops>::Type>;
 
-// Elements of one 16-token group, and of a run.
+// Elements of the keys resp. values of a 16-token group, and of a tile.
 HWY_INLINE size_t GroupElements(int width) {
   return static_cast<size_t>(width) * kGroupTokens;
 }
-HWY_INLINE size_t RunElements(int head_size, int acc_floats) {
-  return GroupElements(head_size + acc_floats) * kRunGroups;
+HWY_INLINE size_t TileElements(int width) {
+  return GroupElements(width) * kGroups;
 }
 
-// Whether that many rows pass their runs as fp32.
+// Whether the rows of a KV head pass its tiles as fp32.
 template <class Ops>
-HWY_INLINE bool Widens(int rows, int head_size, int v_head_size) {
-  return kWidens<Ops> && RowGroups(rows, 1).many() &&
-         RunElements(head_size, PaddedWidth(v_head_size)) * sizeof(float) <=
-             kWidenBytes;
+HWY_INLINE bool Widens(const RowGroups& groups) {
+  return kWidens<Ops> && groups.many();
 }
 
 // `count` vectors on end; returns the end of what it wrote.
@@ -61,30 +56,48 @@ HWY_INLINE float* WidenVectors(const std::byte* from, size_t count, float* to) {
   return to;
 }
 
-// The first `count` groups of `pages`, whose keys' steps are `key_stride` bytes
-// apart, as WideOps reads them: written from `to` on, named by `wide`. A group
-// that repeats the one before it is written once.
-template <class Pool>
-HWY_NOINLINE void WidenRun(const RunPages& pages, int count, size_t key_stride,
-                           int head_size, int acc_floats, float* to,
-                           RunPages& wide) {
-  wide.count = count;
-  for (int g = 0; g < count; ++g) {
-    if (g > 0 && pages.k[g] == pages.k[g - 1]) {
-      wide.k[g] = wide.k[g - 1];
-      wide.v[g] = wide.v[g - 1];
+// A tile's groups as WideOps reads them, written to scratch and named by the
+// same places of `wide`; one that repeats the group before it is written once.
+template <class Pool, class Write>
+HWY_INLINE void WidenGroups(const std::byte* const* from,
+                            const std::byte** wide, float* to,
+                            const Write& write) {
+  for (int g = 0; g < kGroups; ++g) {
+    if (g > 0 && from[g] == from[g - 1]) {
+      wide[g] = wide[g - 1];
       continue;
     }
-    wide.k[g] = reinterpret_cast<const std::byte*>(to);
-    for (int step = 0; step < head_size / Pool::kPack; ++step) {
-      to = WidenVectors<Pool>(
-          pages.k[g] + static_cast<size_t>(step) * key_stride,
-          kGroupTokens / kN, to);
-    }
-    wide.v[g] = reinterpret_cast<const std::byte*>(to);
-    to = WidenVectors<Pool>(pages.v[g],
-                            GroupElements(acc_floats) / kN / Pool::kPack, to);
+    wide[g] = reinterpret_cast<const std::byte*>(to);
+    to = write(from[g], to);
   }
+}
+
+// Of `tile`, the keys, whose steps are `key_stride` bytes apart.
+template <class Pool>
+HWY_NOINLINE void WidenKeys(const RunPages& pages, int tile, size_t key_stride,
+                            int head_size, float* to, RunPages& wide) {
+  WidenGroups<Pool>(
+      pages.k + tile * kGroups, wide.k + tile * kGroups, to,
+      [&](const std::byte* from, float* out) HWY_ATTR {
+        for (int step = 0; step < head_size / Pool::kPack; ++step) {
+          out =
+              WidenVectors<Pool>(from + static_cast<size_t>(step) * key_stride,
+                                 kGroupTokens / kN, out);
+        }
+        return out;
+      });
+}
+
+// The same of its values.
+template <class Pool>
+HWY_NOINLINE void WidenValues(const RunPages& pages, int tile, int acc_floats,
+                              float* to, RunPages& wide) {
+  WidenGroups<Pool>(pages.v + tile * kGroups, wide.v + tile * kGroups, to,
+                    [&](const std::byte* from, float* out) HWY_ATTR {
+                      return WidenVectors<Pool>(
+                          from, GroupElements(acc_floats) / kN / Pool::kPack,
+                          out);
+                    });
 }
 
 }  // namespace VARLANE_NS

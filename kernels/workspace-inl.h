@@ -19,6 +19,15 @@ struct RowPlace {
   int32_t head;  // from head 0 of the first group on
 };
 
+// Blocks of weights: one row group's of a run, or where a tile's wait for their
+// values kRun groups' of a tile, side by side.
+template <class Ops>
+HWY_INLINE size_t WeightBlocks(const RowGroups& groups) {
+  if (!ByTile<Ops>(groups)) return 1;
+  return static_cast<size_t>(HWY_MIN(groups.count, kChunkGroups) + kRun - 1) /
+         kRun;
+}
+
 // The scratch of one threadgroup, carved once.
 template <class Ops>
 struct Workspace {
@@ -33,13 +42,14 @@ struct Workspace {
   RowState* rows;    // [chunk] of at most kChunkRows
   RowPlace* places;  // [rows]
   float* scores;     // [kMaxRows][kKeyTile]
-  Operand* p;        // [kMaxRows][kRunSteps]
+  Operand* p;        // [WeightBlocks][kMaxRows][kRunSteps]
   float* floats;     // [head_size]
-  float* wide;       // [kRunGroups][kGroupTokens][head_size + acc_floats]
+  float* wide;       // a tile's keys, then its values
 
   // Carves from `base`, or only counts where that is null; returns the bytes.
-  HWY_INLINE size_t Carve(std::byte* base, int num_rows, int head_size,
-                          int v_head_size, bool widens) {
+  HWY_INLINE size_t Carve(std::byte* base, const RowGroups& groups,
+                          int head_size, int v_head_size, bool widens) {
+    const int num_rows = groups.all_rows();
     acc_floats = PaddedWidth(v_head_size);
     steps = head_size / Ops::kPack;
     size_t used = 0;
@@ -57,22 +67,25 @@ struct Workspace {
     take(lanes, chunk * kLanes);
     take(rows, chunk);
     take(scores, size_t{kMaxRows} * kKeyTile);
-    take(p, size_t{kMaxRows} * kRunSteps<Ops>);
+    take(p, WeightBlocks<Ops>(groups) * kMaxRows * kRunSteps<Ops>);
     take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
     take(states, n);
     take(places, n);
     take(running, n * width);
-    if (widens) take(wide, RunElements(head_size, acc_floats));
+    if (widens) take(wide, TileElements(HWY_MAX(head_size, acc_floats)));
     return used;
   }
 };
 
 template <class Ops>
 size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
-  // What is widened has the operands that it is widened to.
+  const RowGroups groups(rows, 1);
+  if (Widens<Ops>(groups)) {
+    Workspace<typename WideOps<Ops>::Type> ws;
+    return ws.Carve(nullptr, groups, head_size, v_head_size, true);
+  }
   Workspace<Ops> ws;
-  return ws.Carve(nullptr, rows, head_size, v_head_size,
-                  Widens<Ops>(rows, head_size, v_head_size));
+  return ws.Carve(nullptr, groups, head_size, v_head_size, false);
 }
 
 template <class Ops>
@@ -143,12 +156,11 @@ struct RunContext {
   int64_t begin;         // first key of the run
   int tiles;             // 1 to kRun: nobody sees the later ones
   size_t key_stride;
-  size_t pool_key_stride;   // the same where the run is not widened
+  size_t pool_key_stride;   // the same where its tiles are not widened
   size_t pool_value_bytes;  // of a 16-token group
   bool several;             // runs: too much to have stayed in a cache
   Prefetch score_fetch;     // while a group's scores
   Prefetch value_fetch;     // and its values are computed
-  int lines_between = 0;    // of each of the two, before a tile
   RowFetches row_fetches;
 };
 

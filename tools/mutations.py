@@ -9,6 +9,7 @@ SPDX-License-Identifier: Apache-2.0
 ARGS = "kernels/args.h"
 ATTEND = "kernels/attend-inl.h"
 GROUP_PASS = "kernels/group_pass-inl.h"
+RUN_PASS = "kernels/run_pass-inl.h"
 WORKSPACE = "kernels/workspace-inl.h"
 ROWS = "kernels/rows-inl.h"
 SOFTMAX = "kernels/softmax-inl.h"
@@ -72,9 +73,10 @@ MUTATIONS = [
      "spans[r].begin % kPack != 0,", "false,"),
     ("wrong KV head", RUN,
      "kv_.k(0, layer_, head)", "kv_.k(0, layer_, 0)"),
-    ("wrong query head of the group", ATTEND,
-     "QueryRow(args, place.token, place.head), ws.floats,",
-     "QueryRow(args, place.token, (place.head + 1) % args.group), ws.floats,"),
+    ("wrong query head of the group", RUN_PASS,
+     "QueryRow(*run.args, place.token, place.head), ws.floats,",
+     "QueryRow(*run.args, place.token, (place.head + 1) % run.args->group),\n"
+     "        ws.floats,"),
     ("q packed by the first of split partitions only", ATTEND,
      "HWY_MAX(args.partition_begin, first_row.low / kPartition)",
      "first_row.low / kPartition"),
@@ -93,7 +95,19 @@ MUTATIONS = [
      "run_.pages->k, run_.key_stride,\n"
      "        static_cast<size_t>(ws_.steps), side,"),
     ("a run's weights all stand in its first tile", GROUP_PASS,
-     "ws_.p + tile * kTileSteps<Ops>};", "ws_.p};"),
+     "Weights(tile * kTileSteps<Ops>)};", "Weights(0)};"),
+    ("groups' weights of a tile all stand in one place", GROUP_PASS,
+     "(slot % kRun - tile) * kTileSteps<Ops>;", "-tile * kTileSteps<Ops>;"),
+    ("a ninth group's weights stand in the first's place", GROUP_PASS,
+     "slot / kRun * kMaxRows * kRunSteps<Ops> +", "0 +"),
+    ("a tile's edges added as if all saw all of it", RUN_PASS,
+     "tile, slot, unadded[slot]);\n      } else",
+     "tile, slot, Unadded::kWhole);\n      } else"),
+    ("a tile's edges not added", RUN_PASS,
+     "if (unadded[slot] == Unadded::kNothing) continue;",
+     "if (unadded[slot] != Unadded::kWhole) continue;"),
+    ("rows without weights added at a tile's edges", GROUP_PASS,
+     "DropUnseen(spans);\n    AddRagged", "AddRagged"),
     ("weights of the tile before a ragged one forgotten", GROUP_PASS,
      "void RaggedTile(int tile) {\n    Soften();",
      "void RaggedTile(int tile) {\n    softening_ = -1;"),
@@ -135,10 +149,13 @@ MUTATIONS = [
     ("odd tokens multiplied by even operands", TILE,
      "Broadcast(by(r)->odd)", "Broadcast(by(r)->even)"),
     ("a widened group's last value vector left out", WIDEN,
-     "GroupElements(acc_floats) / kN / Pool::kPack, to)",
-     "GroupElements(acc_floats) / kN / Pool::kPack - 1, to)"),
-    ("a widened group's keys taken for its values", WIDEN,
-     "wide.v[g] = wide.v[g - 1];", "wide.v[g] = wide.k[g - 1];"),
+     "GroupElements(acc_floats) / kN / Pool::kPack,",
+     "GroupElements(acc_floats) / kN / Pool::kPack - 1,"),
+    ("a widened tile's keys taken for its values", WIDEN,
+     "WidenGroups<Pool>(pages.v + tile * kGroups",
+     "WidenGroups<Pool>(pages.k + tile * kGroups"),
+    ("the first widened tile taken for all", WIDEN,
+     "pages.k + tile * kGroups, wide.k", "pages.k, wide.k"),
     ("odd steps of a widened group repeat even ones", WIDEN,
      "static_cast<size_t>(step) * key_stride",
      "static_cast<size_t>(step / 2 * 2) * key_stride"),
