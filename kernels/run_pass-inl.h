@@ -114,7 +114,6 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
   constexpr bool kWidened = !std::is_same_v<Pool, Ops>;
   const RunPages& pool = *run.pages;
   RunPages wide;
-  if constexpr (kWidened) run.pages = &wide;
   int first_turn = chunk.end;
   if (run.next != nullptr) {
     const int turns = HWY_MIN(chunk.end - chunk.begin, kMostTurns);
@@ -122,6 +121,7 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
     AimTiles(run,
              turns <= kFewTurns ? Pieces::kTogetherByTwo : Pieces::kTogether);
   }
+  if constexpr (kWidened) run.pages = &wide;
   Unadded unadded[kChunkGroups];
   for (int tile = 0; tile < run.tiles; ++tile) {
     if constexpr (kWidened) {
