@@ -74,19 +74,14 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
   run.score_fetch.again = run.value_fetch.again = true;
 }
 
-// Several: the next run is dealt out over them; this one is `turn` of `turns`.
+// Several: the next run is dealt out over them; this one is `turn` of `turns`,
+// the only one where they take turns at each tile.
 template <class Ops>
 HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns,
                        Pieces pieces) {
   const int pairs = run.next->count / 2;
   AimPieces(run, *run.next, pairs * turn / turns * 2,
             pairs * (turn + 1) / turns * 2, pieces);
-}
-
-// By tile: all of the next run, one tile of it while this one's tile is passed.
-template <class Ops>
-HWY_INLINE void AimTiles(RunContext<Ops>& run, Pieces pieces) {
-  AimPieces(run, *run.next, 0, run.next->count, pieces);
 }
 
 // q of rows that are packed next.

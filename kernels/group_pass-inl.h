@@ -185,15 +185,16 @@ enum class Unadded : uint8_t { kNothing, kWhole, kRagged };
 template <class Ops, int R, FetchMode kFetch>
 class GroupPass {
  public:
-  // `row` is the group's first row in the threadgroup, `local` in the chunk.
-  HWY_INLINE GroupPass(RunContext<Ops>& run, int row, int local)
+  HWY_INLINE GroupPass(RunContext<Ops>& run, const Group& group)
       : run_(run),
         ws_(*run.ws),
         args_(*run.args),
-        local_(local),
-        q_(ws_.q + static_cast<size_t>(row) * static_cast<size_t>(ws_.steps)),
-        place_(ws_.places + row),
-        acc_(ws_.acc + local * ws_.acc_floats),
+        local_(group.local),
+        slot_(group.slot),
+        q_(ws_.q +
+           static_cast<size_t>(group.row) * static_cast<size_t>(ws_.steps)),
+        place_(ws_.places + group.row),
+        acc_(ws_.acc + group.local * ws_.acc_floats),
         modified_(args_.softcap != 0 || args_.alibi_slopes != nullptr) {}
 
   HWY_INLINE void Run() {
@@ -209,18 +210,17 @@ class GroupPass {
     run_.row_fetches.Finish();
   }
 
-  // Scores and weights of one tile; `slot` says where the latter stand. Returns
-  // what AddTile has to add.
-  HWY_INLINE Unadded WeighTile(int tile, int slot) {
-    Hold(tile, slot);
+  // Scores and weights of one tile. Returns what AddTile has to add.
+  HWY_INLINE Unadded WeighTile(int tile) {
+    Hold(tile);
     PassTile(tile);
     Soften();
     return ragged_           ? Unadded::kRagged
            : added_ < steps_ ? Unadded::kWhole
                              : Unadded::kNothing;
   }
-  HWY_INLINE void AddTile(int tile, int slot, Unadded unadded) {
-    Hold(tile, slot);
+  HWY_INLINE void AddTile(int tile, Unadded unadded) {
+    Hold(tile);
     if (HWY_LIKELY(unadded == Unadded::kWhole)) {
       AddValues(added_ + kTileSteps<Ops>);
       return;
@@ -237,11 +237,11 @@ class GroupPass {
 
   // A single tile. So many groups' weights wait at a time: kRun of them stand
   // side by side, where a run's tiles would.
-  HWY_INLINE void Hold(int tile, int slot) {
+  HWY_INLINE void Hold(int tile) {
     holds_ = true;
     added_ = steps_ = tile * kTileSteps<Ops>;
-    p_at_ = slot / kRun * kMaxRows * kRunSteps<Ops> +
-            (slot % kRun - tile) * kTileSteps<Ops>;
+    p_at_ = slot_ / kRun * kMaxRows * kRunSteps<Ops> +
+            (slot_ % kRun - tile) * kTileSteps<Ops>;
   }
 
   // The rows' weights of the run's step `step`, kRunSteps apart.
@@ -335,7 +335,7 @@ class GroupPass {
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       MaskScores(0, end, ws_.scores + r * kKeyTile);
     }
-    if (HWY_UNLIKELY(!MoveMaxima(tile))) {
+    if (HWY_UNLIKELY(!MoveMaxima(tile)) || holds_) {
       Span spans[R];
       for (Span& span : spans) span = {0, end};
       PassRagged(tile, spans);
@@ -344,10 +344,6 @@ class GroupPass {
     const auto soften = SoftenOf(tile);
     const int halves = (end + kKeyTile / 2 - 1) / (kKeyTile / 2);
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, halves);
-    if (holds_) {
-      ragged_ = true;
-      return;
-    }
     const int whole = tile * kTileSteps<Ops> + end / kPack;
     AddValues(whole);
     steps_ = whole;
@@ -471,6 +467,7 @@ class GroupPass {
   const Workspace<Ops>& ws_;
   const AttendArgs& args_;
   int local_;
+  int slot_;
   const typename Ops::Operand* q_;
   const RowPlace* place_;
   float* acc_;
@@ -484,51 +481,48 @@ class GroupPass {
 };
 
 template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE void PassRows(RunContext<Ops>& run, int row, int local) {
-  GroupPass<Ops, R, kFetch>(run, row, local).Run();
+HWY_NOINLINE void PassRows(RunContext<Ops>& run, const Group& group) {
+  GroupPass<Ops, R, kFetch>(run, group).Run();
 }
 template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE Unadded WeighRows(RunContext<Ops>& run, int row, int local,
-                               int tile, int slot) {
-  return GroupPass<Ops, R, kFetch>(run, row, local).WeighTile(tile, slot);
+HWY_NOINLINE Unadded WeighRows(RunContext<Ops>& run, const Group& group,
+                               int tile) {
+  return GroupPass<Ops, R, kFetch>(run, group).WeighTile(tile);
 }
 template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE void AddRows(RunContext<Ops>& run, int row, int local, int tile,
-                          int slot, Unadded unadded) {
-  GroupPass<Ops, R, kFetch>(run, row, local).AddTile(tile, slot, unadded);
+HWY_NOINLINE void AddRows(RunContext<Ops>& run, const Group& group, int tile,
+                          Unadded unadded) {
+  GroupPass<Ops, R, kFetch>(run, group).AddTile(tile, unadded);
 }
 
-// Calls pass(integral_constant<int, rows>): a group's rows as a constant.
+// What pass(integral_constant<int, rows>) returns: a group's rows as a
+// constant.
 template <int kMax = kMaxRows, class Pass>
-HWY_INLINE void OfRows(int rows, const Pass& pass) {
+HWY_INLINE auto OfRows(int rows, const Pass& pass) {
   if constexpr (kMax > 1) {
     if (rows < kMax) return OfRows<kMax - 1>(rows, pass);
   }
-  pass(std::integral_constant<int, kMax>());
+  return pass(std::integral_constant<int, kMax>());
 }
 
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
   OfRows(group.rows, [&](auto rows) HWY_ATTR {
-    PassRows<Ops, decltype(rows)::value, kFetch>(run, group.row, group.local);
+    PassRows<Ops, decltype(rows)::value, kFetch>(run, group);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE Unadded WeighUpToRows(RunContext<Ops>& run, const Group& group,
-                                 int tile, int slot) {
-  Unadded unadded{};
-  OfRows(group.rows, [&](auto rows) HWY_ATTR {
-    unadded = WeighRows<Ops, decltype(rows)::value, kFetch>(
-        run, group.row, group.local, tile, slot);
+                                 int tile) {
+  return OfRows(group.rows, [&](auto rows) HWY_ATTR {
+    return WeighRows<Ops, decltype(rows)::value, kFetch>(run, group, tile);
   });
-  return unadded;
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void AddUpToRows(RunContext<Ops>& run, const Group& group, int tile,
-                            int slot, Unadded unadded) {
+                            Unadded unadded) {
   OfRows(group.rows, [&](auto rows) HWY_ATTR {
-    AddRows<Ops, decltype(rows)::value, kFetch>(run, group.row, group.local,
-                                                tile, slot, unadded);
+    AddRows<Ops, decltype(rows)::value, kFetch>(run, group, tile, unadded);
   });
 }
 

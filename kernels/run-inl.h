@@ -57,7 +57,6 @@ template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
   constexpr int kFew = Ops::kPack == 2 ? 7 : 3;
   const bool halves = kIntelAvx512 && groups.count > 1 && groups.count <= kFew;
-
   return halves ? kRunKeys / 2 : kRunKeys;
 }
 static_assert(kPartition % (kRunKeys / 2) == 0, "halves tile partitions");
@@ -79,12 +78,14 @@ struct Chunk {
 // Register group `index` of a KV head.
 struct Group {
   int index;
+  int slot;  // the same, from the chunk's first on
   int rows;
   int row;    // its first one in the threadgroup,
   int local;  // in the chunk
   HWY_INLINE Group(const RowGroups& groups, const Chunk& chunk, int head,
                    int which)
       : index(which),
+        slot(which - chunk.begin),
         rows(groups.begin(which + 1, head) - groups.begin(which, head)),
         row(groups.begin(which, head)),
         local(row - chunk.row_begin) {}

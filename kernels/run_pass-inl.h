@@ -10,8 +10,6 @@ namespace VARLANE_NS {
 
 // How many of a KV head's register groups, the last ones, fetch the next run.
 constexpr int kMostTurns = 4;
-// So few fetch two lines a step, lest it be late.
-constexpr int kFewTurns = 3;
 // Where there is no FMA, memory is ahead of the arithmetic by itself.
 constexpr bool kFetches = VARLANE_HAS_FMA;
 
@@ -22,9 +20,19 @@ HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
   return HWY_MAX(HWY_MIN(turns, run.next->count / kTogether), 1);
 }
 
+// What they take side by side. Few fetch two lines a step, lest it be late.
+HWY_INLINE Pieces FarPieces(int turns) {
+  const bool few = turns <= 3;
+  if constexpr (kIntelAvx512) {
+    return few ? Pieces::kTogetherByTwo : Pieces::kTogether;
+  } else {
+    return few ? Pieces::kPaired : Pieces::kAlone;
+  }
+}
+
 // One register group over a run. A single one streams K/V, fetching what it
-// needs next. Several bring the next run into L2 for all of them: few at two
-// lines a step; the last ones of many, so that it need not stay there for long.
+// needs next. Several bring the next run into L2 for all of them: the last ones
+// of many, so that it need not stay there for long.
 template <class Ops>
 HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
                           const Chunk& chunk, const Group& group) {
@@ -37,13 +45,7 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
     const int turns = FetchTurns(run, chunk.end - chunk.begin);
     const int turn = group.index - (chunk.end - turns);
     if (turn >= 0 && run.next != nullptr) {
-      const bool few = turns <= kFewTurns;
-      if constexpr (kIntelAvx512) {
-        AimFar(run, turn, turns,
-               few ? Pieces::kTogetherByTwo : Pieces::kTogether);
-      } else {
-        AimFar(run, turn, turns, few ? Pieces::kPaired : Pieces::kAlone);
-      }
+      AimFar(run, turn, turns, FarPieces(turns));
       PassUpToRows<Ops, kFetchFar>(run, group);
       return;
     }
@@ -118,8 +120,7 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
   if (run.next != nullptr) {
     const int turns = HWY_MIN(chunk.end - chunk.begin, kMostTurns);
     first_turn = chunk.end - turns;
-    AimTiles(run,
-             turns <= kFewTurns ? Pieces::kTogetherByTwo : Pieces::kTogether);
+    AimFar(run, 0, 1, FarPieces(turns));
   }
   if constexpr (kWidened) run.pages = &wide;
   Unadded unadded[kChunkGroups];
@@ -130,24 +131,21 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
     }
     for (int g = chunk.begin; g < chunk.end; ++g) {
       const Group group(groups, chunk, head, g);
-      const int slot = g - chunk.begin;
       OpenTile(run, groups, chunk, opening, head, group, tile);
-      unadded[slot] =
-          g < first_turn
-              ? WeighUpToRows<Ops, kNoFetch>(run, group, tile, slot)
-              : WeighUpToRows<Ops, kFetchFar>(run, group, tile, slot);
+      unadded[group.slot] =
+          g < first_turn ? WeighUpToRows<Ops, kNoFetch>(run, group, tile)
+                         : WeighUpToRows<Ops, kFetchFar>(run, group, tile);
     }
     if constexpr (kWidened) {
       WidenValues<Pool>(pool, tile, run.ws->acc_floats, run.ws->wide, wide);
     }
     for (int g = chunk.begin; g < chunk.end; ++g) {
       const Group group(groups, chunk, head, g);
-      const int slot = g - chunk.begin;
-      if (unadded[slot] == Unadded::kNothing) continue;
+      if (unadded[group.slot] == Unadded::kNothing) continue;
       if (g < first_turn) {
-        AddUpToRows<Ops, kNoFetch>(run, group, tile, slot, unadded[slot]);
+        AddUpToRows<Ops, kNoFetch>(run, group, tile, unadded[group.slot]);
       } else {
-        AddUpToRows<Ops, kFetchFar>(run, group, tile, slot, unadded[slot]);
+        AddUpToRows<Ops, kFetchFar>(run, group, tile, unadded[group.slot]);
       }
     }
   }

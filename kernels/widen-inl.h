@@ -32,12 +32,9 @@ template <class Ops>
 constexpr bool kWidens =
     kIntelAvx512 && !std::is_same_v<Ops, typename WideOps<Ops>::Type>;
 
-// Elements of the keys resp. values of a 16-token group, and of a tile.
+// Elements of the keys resp. values of a 16-token group.
 HWY_INLINE size_t GroupElements(int width) {
   return static_cast<size_t>(width) * kGroupTokens;
-}
-HWY_INLINE size_t TileElements(int width) {
-  return GroupElements(width) * kGroups;
 }
 
 // Whether the rows of a KV head pass its tiles as fp32.
@@ -58,7 +55,7 @@ HWY_INLINE float* WidenVectors(const std::byte* from, size_t count, float* to) {
 
 // A tile's groups as WideOps reads them, written to scratch and named by the
 // same places of `wide`; one that repeats the group before it is written once.
-template <class Pool, class Write>
+template <class Write>
 HWY_INLINE void WidenGroups(const std::byte* const* from,
                             const std::byte** wide, float* to,
                             const Write& write) {
@@ -76,28 +73,26 @@ HWY_INLINE void WidenGroups(const std::byte* const* from,
 template <class Pool>
 HWY_NOINLINE void WidenKeys(const RunPages& pages, int tile, size_t key_stride,
                             int head_size, float* to, RunPages& wide) {
-  WidenGroups<Pool>(
-      pages.k + tile * kGroups, wide.k + tile * kGroups, to,
-      [&](const std::byte* from, float* out) HWY_ATTR {
-        for (int step = 0; step < head_size / Pool::kPack; ++step) {
-          out =
-              WidenVectors<Pool>(from + static_cast<size_t>(step) * key_stride,
-                                 kGroupTokens / kN, out);
-        }
-        return out;
-      });
+  WidenGroups(pages.k + tile * kGroups, wide.k + tile * kGroups, to,
+              [&](const std::byte* from, float* out) HWY_ATTR {
+                for (int step = 0; step < head_size / Pool::kPack; ++step) {
+                  out = WidenVectors<Pool>(
+                      from + static_cast<size_t>(step) * key_stride,
+                      kGroupTokens / kN, out);
+                }
+                return out;
+              });
 }
 
 // The same of its values.
 template <class Pool>
 HWY_NOINLINE void WidenValues(const RunPages& pages, int tile, int acc_floats,
                               float* to, RunPages& wide) {
-  WidenGroups<Pool>(pages.v + tile * kGroups, wide.v + tile * kGroups, to,
-                    [&](const std::byte* from, float* out) HWY_ATTR {
-                      return WidenVectors<Pool>(
-                          from, GroupElements(acc_floats) / kN / Pool::kPack,
-                          out);
-                    });
+  WidenGroups(pages.v + tile * kGroups, wide.v + tile * kGroups, to,
+              [&](const std::byte* from, float* out) HWY_ATTR {
+                return WidenVectors<Pool>(
+                    from, GroupElements(acc_floats) / kN / Pool::kPack, out);
+              });
 }
 
 }  // namespace VARLANE_NS

@@ -72,7 +72,9 @@ struct Workspace {
     take(states, n);
     take(places, n);
     take(running, n * width);
-    if (widens) take(wide, TileElements(HWY_MAX(head_size, acc_floats)));
+    if (widens) {
+      take(wide, GroupElements(HWY_MAX(head_size, acc_floats)) * kGroups);
+    }
     return used;
   }
 };
