@@ -63,9 +63,10 @@ HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,
 }
 
 // acc += p v of R rows, lane steps [begin, end) of the groups, all dims, `p`
-// the weights from `begin` on; then comes what `onward` names.
+// the weights from `begin` on, rows p_stride apart; then comes what `onward`
+// names.
 template <class Ops, int R, FetchMode kFetch>
-HWY_INLINE void Values(const typename Ops::Operand* p,
+HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
                        const std::byte* const* groups, int begin, int end,
                        float* acc, int acc_floats, Prefetch& fetch) {
   const StreamHead onward = fetch.onward;
@@ -84,9 +85,9 @@ HWY_INLINE void Values(const typename Ops::Operand* p,
     }
     OfWidth(width, [&](auto vectors) HWY_ATTR {
       ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
-          p, groups, VecOffset<Ops>(first), stride, begin, end,
-          acc + first * static_cast<int>(kN), static_cast<size_t>(acc_floats),
-          fetch);
+          p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
+          stride, begin, end, acc + first * static_cast<int>(kN),
+          static_cast<size_t>(acc_floats), fetch);
     });
   }
 }
@@ -131,7 +132,7 @@ HWY_INLINE void OwnValues(const std::byte* const* groups,
   }
   if (begin < end) {
     Prefetch none;
-    Values<Ops, 1, kNoFetch>(p + begin, groups, begin, end, acc, acc_floats,
+    Values<Ops, 1, kNoFetch>(p + begin, 0, groups, begin, end, acc, acc_floats,
                              none);
   }
   if constexpr (Ops::kPack == 2) {
@@ -145,8 +146,8 @@ HWY_INLINE void OwnValues(const std::byte* const* groups,
 template <class Ops, int R>
 HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
                                const Span* spans,
-                               const typename Ops::Operand* p, float* acc,
-                               int acc_floats) {
+                               const typename Ops::Operand* p, int p_stride,
+                               float* acc, int acc_floats) {
   constexpr int kPack = Ops::kPack;
   int common_begin = 0;
   int common_end = kTileSteps<Ops>;
@@ -159,18 +160,18 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
     const int whole_begin = (spans[r].begin + kPack - 1) / kPack;
     const int whole_end = spans[r].end / kPack;
     OwnValues<Ops>(
-        groups, p + r * kRunSteps<Ops>, whole_begin,
+        groups, p + r * p_stride, whole_begin,
         common ? common_begin : whole_end, spans[r].begin % kPack != 0,
         !common && spans[r].end % kPack != 0, acc + r * acc_floats, acc_floats);
   }
   if (!common) return;
   Prefetch none;
-  Values<Ops, R, kNoFetch>(p + common_begin, groups, common_begin, common_end,
-                           acc, acc_floats, none);
+  Values<Ops, R, kNoFetch>(p + common_begin, p_stride, groups, common_begin,
+                           common_end, acc, acc_floats, none);
   HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-    OwnValues<Ops>(groups, p + r * kRunSteps<Ops>, common_end,
-                   spans[r].end / kPack, false, spans[r].end % kPack != 0,
-                   acc + r * acc_floats, acc_floats);
+    OwnValues<Ops>(groups, p + r * p_stride, common_end, spans[r].end / kPack,
+                   false, spans[r].end % kPack != 0, acc + r * acc_floats,
+                   acc_floats);
   }
 }
 
@@ -195,6 +196,7 @@ class GroupPass {
            static_cast<size_t>(group.row) * static_cast<size_t>(ws_.steps)),
         place_(ws_.places + group.row),
         acc_(ws_.acc + group.local * ws_.acc_floats),
+        scores_(ws_.scores),
         modified_(args_.softcap != 0 || args_.alibi_slopes != nullptr) {}
 
   HWY_INLINE void Run() {
@@ -235,16 +237,15 @@ class GroupPass {
   static constexpr int kPack = Ops::kPack;
   static constexpr bool kInUnits = kIntelAvx512 && kFetch == kFetchNear;
 
-  // A single tile. So many groups' weights wait at a time: kRun of them stand
-  // side by side, where a run's tiles would.
+  // A single tile, whose weights wait where its scores stood.
   HWY_INLINE void Hold(int tile) {
     holds_ = true;
     added_ = steps_ = tile * kTileSteps<Ops>;
-    p_at_ = slot_ / kRun * kMaxRows * kRunSteps<Ops> +
-            (slot_ % kRun - tile) * kTileSteps<Ops>;
+    p_at_ = slot_ * kMaxRows * ws_.p_stride - steps_;
+    scores_ = reinterpret_cast<float*>(Weights(steps_));
   }
 
-  // The rows' weights of the run's step `step`, kRunSteps apart.
+  // The rows' weights of the run's step `step`, p_stride apart.
   HWY_INLINE typename Ops::Operand* Weights(int step) const {
     return ws_.p + (p_at_ + step);
   }
@@ -324,7 +325,7 @@ class GroupPass {
     AimOnward(tile);
     return SteadyTile<Ops, R, kFetch>(
         q_, run_.pages->k + tile * kGroups, run_.key_stride,
-        static_cast<size_t>(ws_.steps), side, ws_.rows + local_, ws_.scores,
+        static_cast<size_t>(ws_.steps), side, ws_.rows + local_, scores_,
         run_.score_fetch);
   }
 
@@ -333,7 +334,7 @@ class GroupPass {
     Soften();
     ScoresOf(tile, 0, end);
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      MaskScores(0, end, ws_.scores + r * kKeyTile);
+      MaskScores(0, end, scores_ + r * kKeyTile);
     }
     if (HWY_UNLIKELY(!MoveMaxima(tile)) || holds_) {
       Span spans[R];
@@ -350,7 +351,7 @@ class GroupPass {
     if constexpr (kPack == 2) {
       if (end % kPack == 0) return;
       HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        HalfStep<Ops, true>(run_.pages->v, Weights(whole) + r * kRunSteps<Ops>,
+        HalfStep<Ops, true>(run_.pages->v, Weights(whole) + r * ws_.p_stride,
                             whole, acc_ + r * ws_.acc_floats, ws_.acc_floats);
       }
     }
@@ -371,7 +372,7 @@ class GroupPass {
     if (end != 0) {
       ScoresOf(tile, begin, end);
       HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        MaskScores(spans[r].begin, spans[r].end, ws_.scores + r * kKeyTile);
+        MaskScores(spans[r].begin, spans[r].end, scores_ + r * kKeyTile);
       }
       MoveMaxima(tile);
     }
@@ -394,13 +395,13 @@ class GroupPass {
   HWY_INLINE void ScoresOf(int tile, int begin, int end) {
     AimOnward(tile);
     Scores<Ops, R, kFetch>(q_, run_.pages->k + tile * kGroups, run_.key_stride,
-                           static_cast<size_t>(ws_.steps), begin, end,
-                           ws_.scores, run_.score_fetch);
+                           static_cast<size_t>(ws_.steps), begin, end, scores_,
+                           run_.score_fetch);
     if (HWY_LIKELY(!modified_)) return;
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       ModifyScores(args_, place_[r].head,
                    args_.mask.first_position + place_[r].token,
-                   run_.begin + tile * kKeyTile, ws_.scores + r * kKeyTile);
+                   run_.begin + tile * kKeyTile, scores_ + r * kKeyTile);
     }
   }
 
@@ -412,7 +413,7 @@ class GroupPass {
     bool all = true;
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       all &= MoveMaximum<Ops>(
-          ws_.scores + r * kKeyTile, Scale(), ws_.rows[local_ + r],
+          scores_ + r * kKeyTile, Scale(), ws_.rows[local_ + r],
           ws_.lanes + (local_ + r) * kLanes, acc_ + r * ws_.acc_floats,
           ws_.acc_floats, before);
     }
@@ -436,7 +437,8 @@ class GroupPass {
   HWY_NOINLINE void AddRagged(int tile, const Span* spans) {
     AddValues(tile * kTileSteps<Ops>);
     RaggedValues<Ops, R>(run_.pages->v + tile * kGroups, spans,
-                         Weights(tile * kTileSteps<Ops>), acc_, ws_.acc_floats);
+                         Weights(tile * kTileSteps<Ops>), ws_.p_stride, acc_,
+                         ws_.acc_floats);
     added_ = steps_ = (tile + 1) * kTileSteps<Ops>;
   }
 
@@ -449,15 +451,19 @@ class GroupPass {
   }
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
-    return {ws_.scores, Scale(), ws_.rows + local_, ws_.lanes + local_ * kLanes,
-            Weights(tile * kTileSteps<Ops>)};
+    return {scores_,
+            Scale(),
+            ws_.rows + local_,
+            ws_.lanes + local_ * kLanes,
+            Weights(tile * kTileSteps<Ops>),
+            ws_.p_stride};
   }
 
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
-    Values<Ops, R, kFetch>(Weights(added_), run_.pages->v, added_, end, acc_,
-                           ws_.acc_floats, run_.value_fetch);
+    Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, run_.pages->v, added_,
+                           end, acc_, ws_.acc_floats, run_.value_fetch);
     added_ = end;
   }
 
@@ -471,6 +477,7 @@ class GroupPass {
   const typename Ops::Operand* q_;
   const RowPlace* place_;
   float* acc_;
+  float* scores_;  // [R][kKeyTile]
   bool modified_;
   int softening_ = -1;   // the tile whose scores wait to become weights
   int steps_ = 0;        // of values that have weights, or will

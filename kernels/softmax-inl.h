@@ -112,7 +112,8 @@ struct SoftenRows {
   float scale_log2;
   const RowState* HWY_RESTRICT rows;
   float* HWY_RESTRICT lanes;  // [R][kLanes]
-  typename Ops::Operand* p;   // [R] rows kRunSteps apart
+  typename Ops::Operand* p;   // [R] rows p_stride apart; may be the scores
+  int p_stride;
 
   HWY_INLINE void Start(State& state) const { Begin(0, state); }
 
@@ -173,8 +174,7 @@ struct SoftenRows {
       V& sum = state.sums[v % kLaneVecs];
       sum = hn::Add(sum, weights[v]);
     }
-    StoreWeights(weights,
-                 p + r * kRunSteps<Ops> + half * (kTileSteps<Ops> / 2));
+    StoreWeights(weights, p + r * p_stride + half * (kTileSteps<Ops> / 2));
     if (half == 1) StoreSums(state, r);
   }
 
@@ -188,7 +188,7 @@ struct SoftenRows {
 #endif
     auto* floats = reinterpret_cast<float*>(to);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
-      StoreF(RoundOperand<Ops>(weights[v]), floats + v * static_cast<int>(kN));
+      StoreF(RoundWeight<Ops>(weights[v]), floats + v * static_cast<int>(kN));
     }
   }
 

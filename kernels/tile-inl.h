@@ -72,6 +72,25 @@ HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
   }
 }
 
+// Where operands of up to 6 rows stand, `stride` bytes apart. In registers: a
+// loop whose loads carry distances of 4 bytes each lowers the clock of a Xeon
+// with AMX by 6%.
+class RowOffsets {
+ public:
+  explicit HWY_INLINE RowOffsets(size_t stride)
+      : stride_(stride), third_(3 * stride), fifth_(5 * stride) {}
+  HWY_INLINE size_t operator[](int row) const {
+    return row == 3   ? third_
+           : row == 5 ? fifth_
+                      : static_cast<size_t>(row) * stride_;
+  }
+
+ private:
+  size_t stride_;
+  size_t third_;
+  size_t fifth_;
+};
+
 // acc[r][v] = q_r . k, one FMA chain per (row, token) in head order.
 //
 // q       [R][steps] operands
@@ -87,8 +106,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   static_assert(R <= 6);
   const auto* x = reinterpret_cast<const std::byte*>(q);
   const size_t row_bytes = steps * sizeof(typename Ops::Operand);
-  const size_t third = 3 * row_bytes;
-  const size_t fifth = 5 * row_bytes;
+  const RowOffsets row_at(row_bytes);
   const std::byte* lane[NV];
   HWY_UNROLL(16) for (int v = 0; v < NV; ++v) lane[v] = k[v];
   size_t at = 0;
@@ -119,10 +137,8 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
           ahead.Step();
           const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
           const auto by = [&](int r) HWY_ATTR {
-            const size_t offset = r == 3   ? third
-                                  : r == 5 ? fifth
-                                           : static_cast<size_t>(r) * row_bytes;
-            return reinterpret_cast<const typename Ops::Operand*>(x + offset);
+            return reinterpret_cast<const typename Ops::Operand*>(x +
+                                                                  row_at[r]);
           };
           MultiplyStep<Ops, R, NV>(from, by, acc);
           x += sizeof(*q);
@@ -137,11 +153,20 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   }
 }
 
+// The rows of a register tile in memory, `stride` floats apart.
 template <int R, int NV>
-HWY_INLINE void StoreTile(const V (&acc)[R][NV], float* scores) {
-  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-      StoreF(acc[r][v], scores + r * kKeyTile + v * static_cast<int>(kN));
+HWY_INLINE void LoadRows(const float* from, size_t stride, V (&rows)[R][NV]) {
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r, from += stride) {
+    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+      rows[r][i] = LoadF(from + i * static_cast<int>(kN));
+    }
+  }
+}
+template <int R, int NV>
+HWY_INLINE void StoreRows(const V (&rows)[R][NV], float* to, size_t stride) {
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r, to += stride) {
+    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+      StoreF(rows[r][i], to + i * static_cast<int>(kN));
     }
   }
 }
@@ -154,7 +179,7 @@ HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
                             float* HWY_RESTRICT scores, Prefetch& fetch) {
   V acc[R][NV];
   MultiplyKeys<Ops, R, NV, kFetch>(q, k, stride, steps, NoSide(), acc, fetch);
-  StoreTile<R, NV>(acc, scores);
+  StoreRows(acc, scores, kKeyTile);
 }
 
 // A whole tile's scores, stored too, and whether all of them stay below their
@@ -176,52 +201,51 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
     }
     steady = hn::And(steady, hn::Le(high, Broadcast(rows[r].threshold)));
   }
-  StoreTile<R, kTileVecs>(acc, scores);
+  StoreRows(acc, scores, kKeyTile);
   return hn::AllTrue(D(), steady);
 }
 
 // acc[r][NV * kN] += p_r . v over lane steps [begin, end) of the run, in token
 // order. A step is kPack tokens.
 //
-// p        operands of step `begin`, rows kRunSteps apart
+// p        operands of step `begin`, rows p_stride apart
 // v        group addresses, already advanced to the first dim
 // stride   bytes from one step of a group to the next
 // acc      rows acc_stride floats apart
 template <class Ops, int R, int NV, FetchMode kFetch>
 HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
+                            size_t p_stride,
                             const std::byte* const* HWY_RESTRICT v,
                             size_t offset, size_t stride, int begin, int end,
                             float* HWY_RESTRICT acc, size_t acc_stride,
                             Prefetch& fetch) {
-  constexpr int kSteps = kGroupTokens / Ops::kPack;  // of one group
+  using Operand = typename Ops::Operand;
+  constexpr size_t kSteps = kGroupTokens / Ops::kPack;  // of one group
   V sum[R][NV];
-  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
-      sum[r][i] = LoadF(acc + static_cast<size_t>(r) * acc_stride +
-                        i * static_cast<int>(kN));
-    }
-  }
+  LoadRows(acc, acc_stride, sum);
+  // Where streams are fetched registers are short, and p_stride is known.
+  constexpr bool kKnown = !kIntelAvx512 || kFetch == kFetchNear;
+  const RowOffsets row_at((kKnown ? size_t{kRunSteps<Ops>} : p_stride) *
+                          sizeof(Operand));
   constexpr int kLines = static_cast<int>((NV * kVecBytes<Ops> + 63) / 64);
-  constexpr int kAheadGroups = static_cast<int>(
-      HWY_MAX(kAheadBytes<Ops> / (kLines * 64 * kSteps), size_t{1}));
+  constexpr size_t kAheadGroups =
+      HWY_MAX(kAheadBytes<Ops> / (kLines * 64 * kSteps), size_t{1});
   Fetcher<Ops, kFetch> fetcher(fetch);
   Ahead<kFetch, kLines, false> ahead(fetch);
-  for (int step = begin; step < end;) {
-    const int group_end = HWY_MIN(end, (step / kSteps + 1) * kSteps);
+  const Operand* x = p;
+  const Operand* const p_end = p + (end - begin);
+  size_t step = static_cast<size_t>(begin) % kSteps;  // of its group
+  for (v += static_cast<size_t>(begin) / kSteps; x != p_end; ++v, step = 0) {
     if constexpr (kFetch == kFetchNear) {
-      const int later = step + kAheadGroups * kSteps;
-      if (later < end) {
-        ahead.FollowRow(v[later / kSteps] + offset, stride,
-                        static_cast<size_t>(step % kSteps));
+      const auto left = static_cast<size_t>(p_end - x);
+      if (left > kAheadGroups * kSteps) {
+        ahead.FollowRow(v[kAheadGroups] + offset, stride, step);
       } else {
-        ahead.Follow(fetch.onward, static_cast<size_t>(later - end));
+        ahead.Follow(fetch.onward, kAheadGroups * kSteps - left);
       }
     }
-    const std::byte* lane =
-        v[step / kSteps] + offset + static_cast<size_t>(step % kSteps) * stride;
-    const typename Ops::Operand* x = p + (step - begin);
-    const typename Ops::Operand* const x_end = p + (group_end - begin);
-    step = group_end;
+    const std::byte* lane = *v + offset + step * stride;
+    const Operand* const x_end = HWY_MIN(x + (kSteps - step), p_end);
     RepeatStep<Ops>(
         x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
           fetcher.Step();
@@ -229,19 +253,16 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
           const auto from = [&](int i) HWY_ATTR {
             return lane + static_cast<size_t>(i) * kVecBytes<Ops>;
           };
-          const auto by = [&](int r)
-                              HWY_ATTR { return x + r * kRunSteps<Ops>; };
+          const auto by = [&](int r) HWY_ATTR {
+            return reinterpret_cast<const Operand*>(
+                reinterpret_cast<const std::byte*>(x) + row_at[r]);
+          };
           MultiplyStep<Ops, R, NV>(from, by, sum);
           lane += stride;
           ++x;
         });
   }
-  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
-    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
-      StoreF(sum[r][i], acc + static_cast<size_t>(r) * acc_stride +
-                            i * static_cast<int>(kN));
-    }
-  }
+  StoreRows(sum, acc, acc_stride);
 }
 
 // A step of which a row sees one token only, the even or the odd one: the

@@ -101,14 +101,20 @@ struct Exp2Table {
       At(0), At(1), At(2),  At(3),  At(4),  At(5),  At(6),  At(7),
       At(8), At(9), At(10), At(11), At(12), At(13), At(14), At(15)};
 
-  // `index` in [0, 8).
+  // By the low three bits of an index.
   static HWY_INLINE V Look(hn::Vec<DI> index) {
+#if HWY_TARGET == HWY_AVX3
+    // It takes the low four itself, and the table has everything twice.
+    return V{_mm512_permutexvar_ps(index.raw, hn::Load(D(), kValues).raw)};
+#else
+    index = hn::And(index, hn::Set(DI(), 7));
     if constexpr (kN >= 8) {
       return hn::TableLookupLanes(hn::Load(D(), kValues),
                                   hn::IndicesFromVec(D(), index));
     } else {
       return hn::GatherIndex(D(), kValues, index);
     }
+#endif
   }
 };
 
@@ -162,13 +168,12 @@ HWY_INLINE V JoinExp2(const SplitExponent& split) {
   using C2 = Exp2Table<kDegree, 2>;
   const V n = hn::Sub(split.sum, Broadcast(kEighthsMagic));
   const auto bits = hn::BitCast(DI(), split.sum);
-  const auto index = hn::And(bits, hn::Set(DI(), 7));
-  V p = C2::Look(index);
+  V p = C2::Look(bits);
   if constexpr (kDegree == 3) {
-    p = Fma(split.rest, Exp2Table<kDegree, 3>::Look(index), p);
+    p = Fma(split.rest, Exp2Table<kDegree, 3>::Look(bits), p);
   }
-  p = Fma(split.rest, p, C1::Look(index));
-  return Ldexp(Fma(split.rest, p, C0::Look(index)), n, bits);
+  p = Fma(split.rest, p, C1::Look(bits));
+  return Ldexp(Fma(split.rest, p, C0::Look(bits)), n, bits);
 }
 
 template <int kDegree>
@@ -374,6 +379,21 @@ template <class Ops>
 HWY_INLINE V RoundOperand(V v) {
   if constexpr (Ops::kRoundQ) {
     return hn::BitCast(D(), hn::ShiftLeft<16>(RoundToBf16(v)));
+  } else {
+    return v;
+  }
+}
+
+// The same of weights, without an eye to NaN: a row with such a weight has it
+// in its sum, and so in all it gives, whatever becomes of it here.
+template <class Ops>
+HWY_INLINE V RoundWeight(V v) {
+  if constexpr (Ops::kRoundQ) {
+    const DU du;
+    const auto bits = hn::BitCast(du, v);
+    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+    const auto raised = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
+    return hn::BitCast(D(), hn::And(raised, hn::Set(du, 0xffff0000u)));
   } else {
     return v;
   }

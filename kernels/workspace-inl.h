@@ -19,15 +19,6 @@ struct RowPlace {
   int32_t head;  // from head 0 of the first group on
 };
 
-// Blocks of weights: one row group's of a run, or where a tile's wait for their
-// values kRun groups' of a tile, side by side.
-template <class Ops>
-HWY_INLINE size_t WeightBlocks(const RowGroups& groups) {
-  if (!ByTile<Ops>(groups)) return 1;
-  return static_cast<size_t>(HWY_MIN(groups.count, kChunkGroups) + kRun - 1) /
-         kRun;
-}
-
 // The scratch of one threadgroup, carved once.
 template <class Ops>
 struct Workspace {
@@ -42,7 +33,8 @@ struct Workspace {
   RowState* rows;    // [chunk] of at most kChunkRows
   RowPlace* places;  // [rows]
   float* scores;     // [kMaxRows][kKeyTile]
-  Operand* p;        // [WeightBlocks][kMaxRows][kRunSteps]
+  Operand* p;        // weights of a run: [kMaxRows][p_stride]; or, where they
+  int p_stride;      // wait, of all groups' tiles: [chunk][kMaxRows][p_stride]
   float* floats;     // [head_size]
   float* wide;       // a tile's keys, then its values
 
@@ -67,7 +59,12 @@ struct Workspace {
     take(lanes, chunk * kLanes);
     take(rows, chunk);
     take(scores, size_t{kMaxRows} * kKeyTile);
-    take(p, WeightBlocks<Ops>(groups) * kMaxRows * kRunSteps<Ops>);
+    const bool by_tile = ByTile<Ops>(groups);
+    p_stride = by_tile ? kTileSteps<Ops> : kRunSteps<Ops>;
+    // At least as much as a run's: the same scratch serves fewer rows.
+    const int waiting = by_tile ? HWY_MIN(groups.count, kChunkGroups) : 1;
+    take(p, static_cast<size_t>(HWY_MAX(waiting, kRun) * kMaxRows *
+                                kTileSteps<Ops>));
     take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
     take(states, n);
     take(places, n);
