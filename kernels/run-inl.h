@@ -45,7 +45,7 @@ struct RowGroups {
   }
   HWY_INLINE int all_rows() const { return rows * heads; }
   // Enough that what is done once for all of them costs little.
-  HWY_INLINE bool many() const { return count >= 8; }
+  HWY_INLINE bool many() const { return count >= 7; }
 };
 
 // Keys of a run that `groups` pass. A few groups on Intel's CPUs take half: the
