@@ -186,13 +186,18 @@ HWY_INLINE float Exp2Scalar(float x) {
   return hn::GetLane(Exp2<kDegree>(Broadcast(x)));
 }
 
+// fp32 bits whose high halves are bf16, to nearest even; of a NaN anything.
+HWY_INLINE hn::Vec<DU> RaiseToBf16(hn::Vec<DU> bits) {
+  const DU du;
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  return hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
+}
+
 // fp32 to bf16, to nearest even, as 16 bits in each 32-bit lane. NaN stays.
 HWY_INLINE hn::Vec<DU> RoundToBf16(V v) {
   const DU du;
   const auto bits = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded =
-      hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff))));
+  const auto rounded = hn::ShiftRight<16>(RaiseToBf16(bits));
   const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
   return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
 }
@@ -390,9 +395,7 @@ template <class Ops>
 HWY_INLINE V RoundWeight(V v) {
   if constexpr (Ops::kRoundQ) {
     const DU du;
-    const auto bits = hn::BitCast(du, v);
-    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-    const auto raised = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fff)));
+    const auto raised = RaiseToBf16(hn::BitCast(du, v));
     return hn::BitCast(D(), hn::And(raised, hn::Set(du, 0xffff0000u)));
   } else {
     return v;
