@@ -210,6 +210,37 @@ TEST_P(BitsTest, TargetsWithFmaAgree) {
   }
 }
 
+// A number of f16, or every other time one halfway between two bf16 neighbours.
+double BetweenBf16(int seq, int pos, int head, int dim) {
+  const double x = Rounded(RandomValue(5, uint64_t(seq), uint64_t(pos),
+                                       uint64_t(head), uint64_t(dim)),
+                           DType::kF16);
+  if (dim % 2 == 0 || x == 0) return x;
+  const double ulp = std::ldexp(1, std::ilogb(x) - 7);
+  return (std::floor(x / ulp) + 0.5) * ulp;
+}
+
+TEST(QueryBitsTest, ABf16CacheRoundsQueriesToNearestEven) {
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    for (const double scale : {0.125, -0.125}) {
+      CaseSpec spec = Mixed(DType::kBF16);
+      spec.q_dtype = dtype;
+      spec.scale = scale;
+      const AttentionCase rounded(spec, BetweenBf16);
+      spec.round_q = false;
+      const AttentionCase exact(spec, BetweenBf16);
+      ASSERT_NE(rounded.Q(0, 0, 1), exact.Q(0, 0, 1));
+      for (const Engine& engine : EnginesOfAllTargets()) {
+        ExpectSameBits(rounded.Run(*engine.attention),
+                       exact.Run(*engine.attention),
+                       std::string(DTypeName(dtype)) + " q, " +
+                           engine.attention->simd_target());
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 TEST_P(BitsTest, APoisonedFutureChangesNothing) {
   const CaseSpec spec = Mixed(GetParam());
   const Engine engine = MakeEngine(2);

@@ -181,6 +181,10 @@ MUTATIONS = [
      "raised = hn::BitCast(du, v)"),
     ("q and out truncated to bf16", VEC,
      "hn::ShiftRight<16>(RaiseToBf16(bits))", "hn::ShiftRight<16>(bits)"),
+    ("q taken as it is", ROWS,
+     "!Ops::kRoundQ || args.q_dtype == DType::kBF16", "true"),
+    ("sign of a negative scale lost", ROWS,
+     "if (exact && !args.negate_q) {", "if (exact) {"),
     ("row that sees nothing not written", ROWS,
      "if (state.max == kMinusInf) {  // saw nothing", "if (false) {"),
     # --- modifiers and sinks ---

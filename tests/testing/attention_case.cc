@@ -135,9 +135,9 @@ AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
   layout_.v_head_size = spec.v_size();
   layout_.block_size = spec.block_size;
   LayOut();
-  // Q of a bf16 cache is rounded to bf16 by the kernel: give it such values.
-  const DType q_precision =
-      spec.kv_dtype == DType::kBF16 ? DType::kBF16 : spec.q_dtype;
+  const DType q_precision = spec.kv_dtype == DType::kBF16 && spec.round_q
+                                ? DType::kBF16
+                                : spec.q_dtype;
   q_.resize(
       static_cast<size_t>(spec.total_q() * spec.q_heads * spec.head_size) *
       SizeOf(spec.q_dtype));

@@ -35,6 +35,7 @@ struct CaseSpec {
   int block_size = 16;
   DType kv_dtype = DType::kBF16;
   DType q_dtype = DType::kF32;
+  bool round_q = true;  // to bf16 where the cache is, as the kernel does
   DType out_dtype = DType::kF32;
   bool causal = true;               // of every sequence, where masks is empty
   std::vector<SequenceMask> masks;  // [seqs], or empty
