@@ -64,11 +64,11 @@ HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,
 
 // acc += p v of R rows, lane steps [begin, end) of the groups, all dims, `p`
 // the weights from `begin` on, rows p_stride apart; then comes what `onward`
-// names.
+// names. `on_end` as ValueTile has it.
 template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
-                       const std::byte* const* groups, int begin, int end,
-                       float* acc, int acc_floats, Prefetch& fetch) {
+                       const std::byte* const* groups, bool on_end, int begin,
+                       int end, float* acc, int acc_floats, Prefetch& fetch) {
   const StreamHead onward = fetch.onward;
   const size_t stride = ValueStride<Ops>(acc_floats);
   const int vecs = acc_floats / static_cast<int>(kN);
@@ -86,7 +86,7 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
     OfWidth(width, [&](auto vectors) HWY_ATTR {
       ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
           p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
-          stride, begin, end, acc + first * static_cast<int>(kN),
+          stride, on_end, begin, end, acc + first * static_cast<int>(kN),
           static_cast<size_t>(acc_floats), fetch);
     });
   }
@@ -132,8 +132,8 @@ HWY_INLINE void OwnValues(const std::byte* const* groups,
   }
   if (begin < end) {
     Prefetch none;
-    Values<Ops, 1, kNoFetch>(p + begin, 0, groups, begin, end, acc, acc_floats,
-                             none);
+    Values<Ops, 1, kNoFetch>(p + begin, 0, groups, false, begin, end, acc,
+                             acc_floats, none);
   }
   if constexpr (Ops::kPack == 2) {
     if (even_after) HalfStep<Ops, true>(groups, p + end, end, acc, acc_floats);
@@ -166,8 +166,8 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
   }
   if (!common) return;
   Prefetch none;
-  Values<Ops, R, kNoFetch>(p + common_begin, p_stride, groups, common_begin,
-                           common_end, acc, acc_floats, none);
+  Values<Ops, R, kNoFetch>(p + common_begin, p_stride, groups, false,
+                           common_begin, common_end, acc, acc_floats, none);
   HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
     OwnValues<Ops>(groups, p + r * p_stride, common_end, spans[r].end / kPack,
                    false, spans[r].end % kPack != 0, acc + r * acc_floats,
@@ -462,8 +462,9 @@ class GroupPass {
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
-    Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, run_.pages->v, added_,
-                           end, acc_, ws_.acc_floats, run_.value_fetch);
+    Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, run_.pages->v,
+                           run_.on_end, added_, end, acc_, ws_.acc_floats,
+                           run_.value_fetch);
     added_ = end;
   }
 

@@ -100,7 +100,8 @@ HWY_INLINE void* OutRow(const Args& args, int64_t token, int64_t head) {
 }
 
 // Packs one q row to operands, contiguous. `floats` [head_size + kLanes] is
-// scratch. A pair of bf16 operands stands in memory as the row itself does.
+// scratch. Operands are the row's own numbers where nothing rounds them, and a
+// pair of bf16 operands stands in memory as the row itself does.
 template <class Ops>
 HWY_NOINLINE void PackQuery(const AttendArgs& args, const void* from,
                             float* HWY_RESTRICT floats,
@@ -111,6 +112,13 @@ HWY_NOINLINE void PackQuery(const AttendArgs& args, const void* from,
     return;
   }
 #endif
+  if constexpr (!VARLANE_NATIVE_BF16 || Ops::kPack == 1) {
+    const bool exact = !Ops::kRoundQ || args.q_dtype == DType::kBF16;
+    if (exact && !args.negate_q) {
+      ReadRow(from, args.q_dtype, args.head_size, reinterpret_cast<float*>(to));
+      return;
+    }
+  }
   ReadRow(from, args.q_dtype, args.head_size, floats);
   const V sign = Broadcast(args.negate_q ? -1.0f : 1.0f);
   constexpr int kStep = static_cast<int>(kN);

@@ -123,6 +123,8 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
     AimFar(run, 0, 1, FarPieces(turns));
   }
   if constexpr (kWidened) run.pages = &wide;
+  // Groups that repeat a neighbour are not read.
+  run.on_end = kWidened || (1 << run.args->kv.block_size_log2) >= kKeyTile;
   Unadded unadded[kChunkGroups];
   for (int tile = 0; tile < run.tiles; ++tile) {
     if constexpr (kWidened) {

@@ -211,14 +211,15 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
 // p        operands of step `begin`, rows p_stride apart
 // v        group addresses, already advanced to the first dim
 // stride   bytes from one step of a group to the next
+// on_end   from one group to the next too (never with kFetchNear)
 // acc      rows acc_stride floats apart
 template <class Ops, int R, int NV, FetchMode kFetch>
 HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
                             size_t p_stride,
                             const std::byte* const* HWY_RESTRICT v,
-                            size_t offset, size_t stride, int begin, int end,
-                            float* HWY_RESTRICT acc, size_t acc_stride,
-                            Prefetch& fetch) {
+                            size_t offset, size_t stride, bool on_end,
+                            int begin, int end, float* HWY_RESTRICT acc,
+                            size_t acc_stride, Prefetch& fetch) {
   using Operand = typename Ops::Operand;
   constexpr size_t kSteps = kGroupTokens / Ops::kPack;  // of one group
   V sum[R][NV];
@@ -245,7 +246,10 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
       }
     }
     const std::byte* lane = *v + offset + step * stride;
-    const Operand* const x_end = HWY_MIN(x + (kSteps - step), p_end);
+    const Operand* x_end = HWY_MIN(x + (kSteps - step), p_end);
+    if constexpr (kIntelAvx512 && kFetch != kFetchNear) {
+      if (on_end) x_end = p_end;
+    }
     RepeatStep<Ops>(
         x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
           fetcher.Step();
