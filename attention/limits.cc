@@ -234,14 +234,25 @@ Result<double> ReadProbe::Run(int loop) {
 
 // --- multiply peak -----------------------------------------------------------
 
+namespace {
+
+auto MultiplyOf(const LimitKernels& kernels, DType dtype, Operands operands) {
+  const bool is_bf16 = dtype == DType::kBF16;
+  if (operands == Operands::kL1) {
+    return is_bf16 ? kernels.fed_bf16 : kernels.fed_f32;
+  }
+  return is_bf16 ? kernels.multiply_bf16 : kernels.multiply_f32;
+}
+
+}  // namespace
+
 Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
-                                   double seconds) {
+                                   double seconds, Operands operands) {
   const Result<const LimitKernels*> kernels = FindLimits(runtime);
   if (!kernels.ok()) return kernels.status();
   VARLANE_REQUIRE_ARG(seconds > 0 && seconds <= 60, "seconds = ", seconds,
                       ", must be in (0, 60]");
-  const auto multiply = dtype == DType::kBF16 ? (*kernels)->multiply_bf16
-                                              : (*kernels)->multiply_f32;
+  const auto multiply = MultiplyOf(**kernels, dtype, operands);
   // Small threadgroups until the time is up: no worker idles at the end.
   constexpr int64_t kSteps = 20000;
   float warm = 0;

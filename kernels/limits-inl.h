@@ -126,5 +126,57 @@ int64_t MultiplyLimit(int64_t steps, float* sink) {
   return steps * kChains * static_cast<int64_t>(kN) * Multiply::kFlops;
 }
 
+#if VARLANE_NATIVE_BF16
+using FedBf16 = OpsBf16;
+#else
+using FedBf16 = OpsF32;  // two of its multiply-adds stand for a pair
+#endif
+
+// The steps of a matrix product whose register tile is as the kernels have it:
+// kMaxVecs vectors by one operand of each of kMaxRows rows, over and over again
+// those of one block that L1 holds.
+template <class Ops>
+int64_t FedLimit(int64_t steps, float* sink) {
+  using Operand = typename Ops::Operand;
+  constexpr int kBlockSteps = 64;
+  constexpr size_t kStepBytes = kMaxVecs * kVecBytes<Ops>;
+  alignas(64) std::byte lanes[kBlockSteps * kStepBytes];
+  alignas(64) Operand rows[kBlockSteps][kMaxRows];  // short distances
+  // 0.01 in fp32 and in bf16; no compiler can know.
+  const volatile int seed = 0x3c;
+  std::memset(lanes, seed, sizeof(lanes));
+  std::memset(rows, seed, sizeof(rows));
+  V acc[kMaxRows][kMaxVecs];
+  for (auto& row : acc) {
+    for (V& sum : row) sum = Zero();
+  }
+  const int64_t blocks = steps / kBlockSteps + 1;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const std::byte* lane = lanes;
+    HWY_UNROLL(2) for (int step = 0; step < kBlockSteps; ++step) {
+      typename Ops::Raw raw[kMaxVecs];
+      HWY_UNROLL(16) for (int v = 0; v < kMaxVecs; ++v) {
+        raw[v] = Ops::Load(lane + static_cast<size_t>(v) * kVecBytes<Ops>);
+      }
+      HWY_UNROLL(16) for (int r = 0; r < kMaxRows; ++r) {
+        const Operand x = rows[step][r];
+        HWY_UNROLL(16) for (int v = 0; v < kMaxVecs; ++v) {
+          acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], x);
+        }
+      }
+      lane += kStepBytes;
+    }
+  }
+  V sum = Zero();
+  for (const auto& row : acc) {
+    for (const V& part : row) sum = hn::Add(sum, part);
+  }
+  alignas(64) float sums[kLanes] = {};
+  StoreF(sum, sums);
+  *sink += SumLanes(sums);
+  return blocks * kBlockSteps * kMaxRows * kMaxVecs * static_cast<int64_t>(kN) *
+         2 * Ops::kPack;
+}
+
 }  // namespace VARLANE_NS
 }  // namespace varlane

@@ -15,10 +15,11 @@
 #include "kernels/std_headers.h"
 
 #undef VARLANE_DEFINE_LIMITS
-#define VARLANE_DEFINE_LIMITS              \
-  extern const LimitKernels kLimits;       \
-  constinit const LimitKernels kLimits = { \
-      &ReadLimit, &MultiplyLimit<MultiplyF32>, &MultiplyLimit<MultiplyBf16>}
+#define VARLANE_DEFINE_LIMITS                                                \
+  extern const LimitKernels kLimits;                                         \
+  constinit const LimitKernels kLimits = {                                   \
+      &ReadLimit, &MultiplyLimit<MultiplyF32>, &MultiplyLimit<MultiplyBf16>, \
+      &FedLimit<OpsF32>, &FedLimit<FedBf16>}
 
 #undef VARLANE_NS
 #define VARLANE_NS HWY_NAMESPACE

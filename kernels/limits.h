@@ -28,6 +28,9 @@ struct LimitKernels {
   // returns the flops done (2 a multiply-add), adds something to *sink.
   int64_t (*multiply_f32)(int64_t steps, float* sink);
   int64_t (*multiply_bf16)(int64_t steps, float* sink);  // two products a lane
+  // The same of a register tile, whose steps load what they multiply from L1.
+  int64_t (*fed_f32)(int64_t steps, float* sink);
+  int64_t (*fed_bf16)(int64_t steps, float* sink);
 };
 
 }  // namespace varlane

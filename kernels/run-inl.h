@@ -21,9 +21,6 @@ constexpr int kRunGroups = kRun * kGroups;
 // it reads next is fetched in order: so far ahead that memory is never short of
 // work, so near that L2 holds it (Emerald Rapids: 1 to 4 are about as good).
 constexpr int kUnit = 2;
-// Of a register tile. 6 rows by 4 vectors take 10 loads for 24 multiply-adds, 4
-// rows 8 for 16; but 6 leave hardly a register, and 4 suit groups of 4 heads.
-constexpr int kMaxRows = kIntelAvx512 ? 6 : 4;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 // KV heads of a threadgroup of few rows. A block of the pool holds its heads
 // side by side; where looking up its pages is what binds, as in Intel's virtual

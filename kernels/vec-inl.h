@@ -57,6 +57,9 @@ constexpr int kMaxVecs = 4;
 #else
 constexpr int kMaxVecs = 2;
 #endif
+// Of a register tile. 6 rows by 4 vectors take 10 loads for 24 multiply-adds, 4
+// rows 8 for 16; but 6 leave hardly a register, and 4 suit groups of 4 heads.
+constexpr int kMaxRows = kIntelAvx512 ? 6 : 4;
 
 HWY_INLINE V Zero() { return hn::Zero(D()); }
 HWY_INLINE V Broadcast(float x) { return hn::Set(D(), x); }

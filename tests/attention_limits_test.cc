@@ -110,10 +110,12 @@ TEST_F(LimitsTest, MultiplyPeaksAreHadOnEveryTarget) {
     auto runtime = Runtime::Create(TwoWorkers(target));
     VARLANE_ASSERT_OK(runtime.status());
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
-      const Result<double> peak =
-          MeasureMultiplyPeak(runtime->get(), dtype, 1e-4);
-      VARLANE_ASSERT_OK(peak.status());
-      EXPECT_GT(*peak, 0) << target << " " << DTypeName(dtype);
+      for (const Operands operands : {Operands::kRegisters, Operands::kL1}) {
+        const Result<double> peak =
+            MeasureMultiplyPeak(runtime->get(), dtype, 1e-4, operands);
+        VARLANE_ASSERT_OK(peak.status());
+        EXPECT_GT(*peak, 0) << target << " " << DTypeName(dtype);
+      }
     }
   }
 }

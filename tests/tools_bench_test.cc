@@ -56,6 +56,14 @@ TEST_F(BenchTest, EveryRowHasItsFieldsAndAReasonWhereNumbersAreMissing) {
   }
 }
 
+TEST_F(BenchTest, WhatMultipliesIsHeldAgainstMultipliesFedFromL1Too) {
+  const TestJson json = Bench(kSmallRows);
+  const TestJson* row = FindRow(json, "decode 64x1@128 bf16 16/4/128");
+  ASSERT_NE(row, nullptr);
+  EXPECT_NE((*row)["detail"].get<std::string>().find("fed from L1"),
+            std::string::npos);
+}
+
 TEST_F(BenchTest, DemandsAreThoseOfTheTable) {
   const TestJson json = Bench(kSmallRows);
   struct {
@@ -130,6 +138,16 @@ TEST(BenchRowsTest, JudgesByItsSense) {
   row.value = 0.5;
   Judge(&row);
   EXPECT_EQ(row.holds, true);
+}
+
+TEST(BenchRowsTest, ANoteIsReasonThenDetailThenDisturbance) {
+  BenchRow row;
+  row.reason = "why not";
+  row.detail = "beside what";
+  row.disturbed = 3;
+  EXPECT_NE(RowsText(std::vector<BenchRow>{row})
+                .find("why not; beside what; 3 rounds disturbed"),
+            std::string::npos);
 }
 
 TEST(BenchRowsTest, MedianAndSpreadAreNearestRank) {

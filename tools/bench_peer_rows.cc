@@ -69,6 +69,11 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
       static_cast<double>(work->report().flops) / *row->limit * 1e-3,
       GemmPeer::UsesAmx(dtype) ? " in AMX tiles" : "");
   SetRatios(ratios, samples.disturbed, row);
+  if (row->holds == false && GemmPeer::UsesAmx(dtype)) {
+    row->reason =
+        "AMX sums up a pair of products before it adds them: other bits than "
+        "any chain of multiply-adds";
+  }
   return {};
 }
 

@@ -106,12 +106,14 @@ bool IsLong(const Demand& demand, DType dtype, const Heads& heads) {
 constexpr int64_t kNearBlocks = 4;
 
 // Times of one round: the launch, the same over blocks in the nearest cache,
-// the plain read, the multiplies.
+// the plain read, the multiplies in registers, and the launch's own kind of
+// them fed from L1.
 struct Times {
   std::vector<double> run;
   std::vector<double> near;
   std::vector<double> read;
   std::vector<double> multiply;
+  std::vector<double> fed;
   int disturbed = 0;
   double best_run = 0;  // of single goes
   double best_limit = 0;
@@ -143,6 +145,9 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
     }
     samplers.push_back(
         {.go = [=] { return session->Peak(of, dtype); }, .repeats = false});
+    samplers.push_back(
+        {.go = [=] { return session->Peak(dtype, Operands::kL1); },
+         .repeats = false});
     if (of != session->runtime()) {
       samplers.push_back(
           {.go = [=] { return session->Peak(dtype); }, .repeats = false});
@@ -167,9 +172,12 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
     for (const double rate : samples.of[multiplies]) {
       times->multiply.push_back(flops / rate);
     }
+    for (const double rate : samples.of[multiplies + 1]) {
+      times->fed.push_back(flops / rate);
+    }
     times->best_limit =
         std::max(times->best_limit, flops / samples.high[multiplies]);
-    if (multiplies + 1 < samplers.size()) {
+    if (multiplies + 2 < samplers.size()) {
       row->detail = fmt::format(
           "limit: dot products; multiply-adds reach {:.0f}, this {:.2f} of it",
           Median(samples.of.back()) * 1e-9,
@@ -188,6 +196,13 @@ std::vector<double> LimitSeconds(const Times& times) {
     limit.push_back(std::max(times.read[i], times.multiply[i]));
   }
   return limit;
+}
+
+// What multiply-adds lose before any attention is computed.
+std::string FedText(const Times& times, double flops) {
+  return fmt::format("fed from L1 {:.0f}, this {:.2f} of it; ",
+                     flops / Median(times.fed) * 1e-9,
+                     Median(times.fed) / Median(times.run));
 }
 
 Status MeasureDemand(BenchSession* session, const Demand& demand,
@@ -233,9 +248,12 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
     row->value = work_done / run * 1e-9;
     row->limit = work_done / limit * 1e-9;
   }
-  row->detail +=
-      fmt::format("{}with K/V in the nearest cache {:.2f} of it",
-                  row->detail.empty() ? "" : "; ", Median(times.near) / run);
+  if (!row->detail.empty()) row->detail += "; ";
+  if (!times.fed.empty()) {
+    row->detail += FedText(times, static_cast<double>(report.flops));
+  }
+  row->detail += fmt::format("with K/V in the nearest cache {:.2f} of it",
+                             Median(times.near) / run);
   row->best_ratio = times.best_limit / times.best_run;
   SetRatios(ratios, times.disturbed, row);
   return {};

@@ -40,10 +40,13 @@ std::string SenseText(const BenchRow& row) {
 }
 
 std::string NoteText(const BenchRow& row) {
-  if (!row.reason.empty()) return row.reason;
-  if (row.disturbed == 0) return row.detail;
-  return row.detail + (row.detail.empty() ? "" : "; ") +
-         fmt::format("{} rounds disturbed", row.disturbed);
+  std::vector<std::string> parts;
+  if (!row.reason.empty()) parts.push_back(row.reason);
+  if (!row.detail.empty()) parts.push_back(row.detail);
+  if (row.disturbed != 0) {
+    parts.push_back(fmt::format("{} rounds disturbed", row.disturbed));
+  }
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 std::string Cell(const std::optional<double>& value, int digits) {

@@ -100,11 +100,12 @@ Result<const bench::KvFixture*> BenchSession::Fixture(DType dtype,
   return fixture_.get();
 }
 
-Result<double> BenchSession::Peak(Runtime* of, DType dtype) {
+Result<double> BenchSession::Peak(Runtime* of, DType dtype, Operands operands) {
   double best = 0;
   for (int i = 0; i < kPeakGoes; ++i) {
-    VARLANE_TOOLS_ASSIGN(const double rate,
-                         MeasureMultiplyPeak(of, dtype, kPeakGoSeconds));
+    VARLANE_TOOLS_ASSIGN(
+        const double rate,
+        MeasureMultiplyPeak(of, dtype, kPeakGoSeconds, operands));
     best = std::max(best, rate);
   }
   return best;

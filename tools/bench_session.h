@@ -59,8 +59,11 @@ class BenchSession {
 
   // Flops a second of all workers; the best of a few short goes, since a stolen
   // core would flatter the kernels.
-  Result<double> Peak(DType dtype) { return Peak(runtime(), dtype); }
-  Result<double> Peak(Runtime* of, DType dtype);
+  Result<double> Peak(DType dtype, Operands operands = Operands::kRegisters) {
+    return Peak(runtime(), dtype, operands);
+  }
+  Result<double> Peak(Runtime* of, DType dtype,
+                      Operands operands = Operands::kRegisters);
   // Whose peak is that of the CPU's dot product, if `dtype` has one: not the
   // session's own runtime where its kernels are faster without.
   Result<Runtime*> DotRuntime(DType dtype);

@@ -61,16 +61,21 @@ class VARLANE_EXPORT ReadProbe {
   std::unique_ptr<Impl> impl_;
 };
 
-// The rate of fused multiply-adds with all operands in registers, all workers
-// together, in flops a second (a multiply-add is two): the bf16 dot product for
-// kBF16 where the kernel table has it - else the two fp32 multiply-adds that
-// stand for it -, fp32 for the others.
+// Where multiply-adds have their operands: all in registers, or in L1, from
+// where each step of a register tile loads them, as any matrix product must.
+enum class Operands : uint8_t { kRegisters, kL1 };
+
+// The rate of fused multiply-adds, all workers together, in flops a second (a
+// multiply-add is two): the bf16 dot product for kBF16 where the kernel table
+// has it - else the two fp32 multiply-adds that stand for it -, fp32 for the
+// others.
 //
 // Cost:   about `seconds` on every worker.
 // Errors: kNotFound (simd_target); kInvalidArgument (seconds not in (0, 60]);
 //         those of Runtime::Launch.
-VARLANE_EXPORT Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
-                                                  double seconds);
+VARLANE_EXPORT Result<double> MeasureMultiplyPeak(
+    Runtime* runtime, DType dtype, double seconds,
+    Operands operands = Operands::kRegisters);
 
 // What a machine can do at most, measured as above.
 struct MachineRates {
