@@ -4,12 +4,15 @@
 
 #include "varlane/limits.h"
 
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "kernels/kernel_table.h"
+#include "kernels/limits.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_pool.h"
 
@@ -116,6 +119,20 @@ TEST_F(LimitsTest, MultiplyPeaksAreHadOnEveryTarget) {
         VARLANE_ASSERT_OK(peak.status());
         EXPECT_GT(*peak, 0) << target << " " << DTypeName(dtype);
       }
+    }
+  }
+}
+
+TEST_F(LimitsTest, FlopsFedFromL1AreThoseOfTheProductsSummedUp) {
+  const auto factor = double{std::bit_cast<float>(0x3c3c3c3c)};  // all there is
+  for (const KernelTable* kernels : SupportedKernels()) {
+    const LimitKernels& limits = *kernels->limits;
+    for (const auto fed : {limits.fed_f32, limits.fed_bf16}) {
+      float sum = 0;
+      const int64_t flops = fed(1000, &sum);
+      const double products = static_cast<double>(flops) / 2;
+      EXPECT_GE(flops, 2 * 1000) << kernels->name;
+      EXPECT_NEAR(sum / (products * factor * factor), 1, 0.01) << kernels->name;
     }
   }
 }
