@@ -1,6 +1,6 @@
 // Read loops and multiply loops of the limits, for the target in force.
 //
-// Included once per pass by limits.cc after vec-inl.h, hence no guard.
+// Included once per pass by limits.cc after multiply-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
 
 namespace varlane {
@@ -105,6 +105,13 @@ struct MultiplyBf16 {
 };
 #endif
 
+// So that no compiler takes a loop's sums for unused.
+HWY_INLINE void AddTo(float* sink, V sum) {
+  alignas(64) float lanes[kLanes] = {};
+  StoreF(sum, lanes);
+  *sink += SumLanes(lanes);
+}
+
 template <class Multiply>
 int64_t MultiplyLimit(int64_t steps, float* sink) {
   // Operands that no compiler can know, tiny so that nothing overflows.
@@ -120,9 +127,7 @@ int64_t MultiplyLimit(int64_t steps, float* sink) {
   }
   V sum = Zero();
   for (int c = 0; c < kChains; ++c) sum = hn::Add(sum, acc[c]);
-  alignas(64) float lanes[kLanes] = {};
-  StoreF(sum, lanes);
-  *sink += SumLanes(lanes);
+  AddTo(sink, sum);
   return steps * kChains * static_cast<int64_t>(kN) * Multiply::kFlops;
 }
 
@@ -154,16 +159,11 @@ int64_t FedLimit(int64_t steps, float* sink) {
   for (int64_t block = 0; block < blocks; ++block) {
     const std::byte* lane = lanes;
     HWY_UNROLL(2) for (int step = 0; step < kBlockSteps; ++step) {
-      typename Ops::Raw raw[kMaxVecs];
-      HWY_UNROLL(16) for (int v = 0; v < kMaxVecs; ++v) {
-        raw[v] = Ops::Load(lane + static_cast<size_t>(v) * kVecBytes<Ops>);
-      }
-      HWY_UNROLL(16) for (int r = 0; r < kMaxRows; ++r) {
-        const Operand x = rows[step][r];
-        HWY_UNROLL(16) for (int v = 0; v < kMaxVecs; ++v) {
-          acc[r][v] = Ops::MulAdd(acc[r][v], raw[v], x);
-        }
-      }
+      const auto from = [&](int v) HWY_ATTR {
+        return lane + static_cast<size_t>(v) * kVecBytes<Ops>;
+      };
+      const auto by = [&](int r) HWY_ATTR { return &rows[step][r]; };
+      MultiplyStep<Ops, kMaxRows, kMaxVecs>(from, by, acc);
       lane += kStepBytes;
     }
   }
@@ -171,9 +171,7 @@ int64_t FedLimit(int64_t steps, float* sink) {
   for (const auto& row : acc) {
     for (const V& part : row) sum = hn::Add(sum, part);
   }
-  alignas(64) float sums[kLanes] = {};
-  StoreF(sum, sums);
-  *sink += SumLanes(sums);
+  AddTo(sink, sum);
   return blocks * kBlockSteps * kMaxRows * kMaxVecs * static_cast<int64_t>(kN) *
          2 * Ops::kPack;
 }

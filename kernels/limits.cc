@@ -30,6 +30,8 @@
 HWY_BEFORE_NAMESPACE();
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
+#include "kernels/multiply-inl.h"
+// After multiply-inl.h:
 #include "kernels/limits-inl.h"
 namespace varlane {
 namespace VARLANE_NS {
@@ -50,6 +52,8 @@ HWY_AFTER_NAMESPACE();
 HWY_BEFORE_NAMESPACE();
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
+#include "kernels/multiply-inl.h"
+// After multiply-inl.h:
 #include "kernels/limits-inl.h"
 namespace varlane {
 namespace VARLANE_NS {

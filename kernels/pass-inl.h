@@ -19,6 +19,8 @@
 // After rows-inl.h:
 #include "kernels/softmax-inl.h"
 // After softmax-inl.h:
+#include "kernels/multiply-inl.h"
+// After multiply-inl.h:
 #include "kernels/tile-inl.h"
 // After tile-inl.h:
 #include "kernels/modify-inl.h"

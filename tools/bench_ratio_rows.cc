@@ -169,11 +169,9 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
   }
   if (bound != Bound::kRead) {
     const auto flops = static_cast<double>(work->report().flops);
-    for (const double rate : samples.of[multiplies]) {
-      times->multiply.push_back(flops / rate);
-    }
-    for (const double rate : samples.of[multiplies + 1]) {
-      times->fed.push_back(flops / rate);
+    for (size_t i = 0; i < times->run.size(); ++i) {
+      times->multiply.push_back(flops / samples.of[multiplies][i]);
+      times->fed.push_back(flops / samples.of[multiplies + 1][i]);
     }
     times->best_limit =
         std::max(times->best_limit, flops / samples.high[multiplies]);

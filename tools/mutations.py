@@ -14,6 +14,7 @@ WORKSPACE = "kernels/workspace-inl.h"
 ROWS = "kernels/rows-inl.h"
 SOFTMAX = "kernels/softmax-inl.h"
 TILE = "kernels/tile-inl.h"
+MULTIPLY = "kernels/multiply-inl.h"
 VEC = "kernels/vec-inl.h"
 WIDEN = "kernels/widen-inl.h"
 MODIFY = "kernels/modify-inl.h"
@@ -149,7 +150,7 @@ MUTATIONS = [
      "softening_ = -1;\n          return Steady"),
     ("sixth row multiplied by the fourth's operands", TILE,
      ": row == 5 ? fifth_", ": row == 5 ? third_"),
-    ("odd tokens multiplied by even operands", TILE,
+    ("odd tokens multiplied by even operands", MULTIPLY,
      "Broadcast(by(r)->odd)", "Broadcast(by(r)->even)"),
     ("groups that stand apart taken for one", RUN_PASS,
      "run.on_end = kWidened || (1 << run.args->kv.block_size_log2) >= kKeyTile",
