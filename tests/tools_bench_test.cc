@@ -64,6 +64,13 @@ TEST_F(BenchTest, WhatMultipliesIsHeldAgainstMultipliesFedFromL1Too) {
             std::string::npos);
 }
 
+TEST_F(BenchTest, WhatIsHeldAgainstALimitAndMissesItSaysWhatHoldsItBack) {
+  const TestJson json = Bench(kSmallRows);
+  const TestJson* row = FindRow(json, "decode 64x1@128 bf16 16/4/128");
+  ASSERT_NE(row, nullptr);
+  EXPECT_NE((*row)["holds"].get<bool>(), row->contains("reason"));
+}
+
 TEST_F(BenchTest, DemandsAreThoseOfTheTable) {
   const TestJson json = Bench(kSmallRows);
   struct {
@@ -138,6 +145,22 @@ TEST(BenchRowsTest, JudgesByItsSense) {
   row.value = 0.5;
   Judge(&row);
   EXPECT_EQ(row.holds, true);
+}
+
+TEST(BenchRowsTest, WhatHoldsBackIsMultipliesReadsOrLoops) {
+  const BoundTimes multiplies = {
+      .run = 20, .near = 19, .read = 8, .multiply = 12, .fed = 15};
+  EXPECT_EQ(WhatHoldsBack(multiplies, 0.8),
+            "held back by multiply-adds: fed from L1 they reach 0.80 of the "
+            "limit");
+  BoundTimes reads = {.run = 20, .near = 15, .read = 12, .multiply = 8};
+  EXPECT_EQ(WhatHoldsBack(reads, 0.8),
+            "held back by reading: with K/V in the nearest cache 0.80 of the "
+            "limit");
+  reads.near = 16;
+  EXPECT_EQ(WhatHoldsBack(reads, 0.8),
+            "held back by its loops, not by reading: with K/V in the nearest "
+            "cache 0.75 of the limit");
 }
 
 TEST(BenchRowsTest, ANoteIsReasonThenDetailThenDisturbance) {

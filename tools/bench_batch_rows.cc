@@ -167,6 +167,9 @@ Status MeasureScaling(BenchSession* session, const Shape& shape, DType dtype,
       fmt::format("limit: one worker; the multiply peak itself grows {:.2f}x",
                   Median(machine));
   SetRatios(ratios, samples.disturbed, row);
+  if (row->holds == false && Median(machine) < *row->must) {
+    row->reason = "two cores multiply less than 1.9 times as fast as one";
+  }
   return {};
 }
 

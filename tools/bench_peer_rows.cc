@@ -34,6 +34,20 @@ Status Compare(const Workload& work, std::span<const float> theirs) {
               largest);
 }
 
+// Why the peer is not left as far behind as it must be, for which the kernels
+// would have to reach `share` of the multiply-adds that L1 can feed.
+std::string Obstacle(DType dtype, double must, double share) {
+  if (GemmPeer::UsesAmx(dtype)) {
+    return "AMX sums up a pair of products before it adds them: other bits "
+           "than any chain of multiply-adds";
+  }
+  return fmt::format(
+      "{:.2f} times its speed would be {:.2f} of what multiply-adds fed from "
+      "L1 "
+      "reach",
+      must, share);
+}
+
 Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
                    BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(const bench::KvFixture* const fixture,
@@ -47,9 +61,12 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
                        GemmPeer::Create(session->runtime(), *work, false));
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_group,
                        GemmPeer::Create(session->runtime(), *work, true));
-  const std::vector<Sampler> samplers = {{[&] { return work->Run(); }},
-                                         {[&] { return by_head->Run(); }},
-                                         {[&] { return by_group->Run(); }}};
+  const std::vector<Sampler> samplers = {
+      {[&] { return work->Run(); }},
+      {[&] { return by_head->Run(); }},
+      {[&] { return by_group->Run(); }},
+      {.go = [&] { return session->Peak(dtype, Operands::kL1); },
+       .repeats = false}};
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));
   VARLANE_TOOLS_TRY(Compare(*work, by_head->out()));
@@ -63,16 +80,16 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
   row->value = Median(samples.of[0]) * 1e6;
   row->limit = Median(peer) * 1e6;
   row->best_ratio = std::min(samples.low[1], samples.low[2]) / samples.low[0];
+  const auto flops = static_cast<double>(work->report().flops);
   row->detail = fmt::format(
       "limit: the peer, {}, {:.0f} GFLOP/s{}",
       head_wins ? "a query head a task" : "a KV head's group a task",
-      static_cast<double>(work->report().flops) / *row->limit * 1e-3,
+      flops / *row->limit * 1e-3,
       GemmPeer::UsesAmx(dtype) ? " in AMX tiles" : "");
   SetRatios(ratios, samples.disturbed, row);
-  if (row->holds == false && GemmPeer::UsesAmx(dtype)) {
-    row->reason =
-        "AMX sums up a pair of products before it adds them: other bits than "
-        "any chain of multiply-adds";
+  if (row->holds == false) {
+    const double asked = *row->must * flops / Median(peer);
+    row->reason = Obstacle(dtype, *row->must, asked / Median(samples.of[3]));
   }
   return {};
 }

@@ -196,11 +196,21 @@ std::vector<double> LimitSeconds(const Times& times) {
   return limit;
 }
 
+BoundTimes Medians(const Times& times) {
+  const auto median = [](const std::vector<double>& of) {
+    return of.empty() ? 0 : Median(of);
+  };
+  return {.run = median(times.run),
+          .near = median(times.near),
+          .read = median(times.read),
+          .multiply = median(times.multiply),
+          .fed = median(times.fed)};
+}
+
 // What multiply-adds lose before any attention is computed.
-std::string FedText(const Times& times, double flops) {
+std::string FedText(const BoundTimes& times, double flops) {
   return fmt::format("fed from L1 {:.0f}, this {:.2f} of it; ",
-                     flops / Median(times.fed) * 1e-9,
-                     Median(times.fed) / Median(times.run));
+                     flops / times.fed * 1e-9, times.fed / times.run);
 }
 
 Status MeasureDemand(BenchSession* session, const Demand& demand,
@@ -226,34 +236,30 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
     ratios.push_back(limits[i] / times.run[i]);
   }
   const LaunchReport& report = work->report();
-  const double run = Median(times.run);
+  const auto bytes = static_cast<double>(report.kv_bytes);
+  const auto flops = static_cast<double>(report.flops);
+  const BoundTimes median = Medians(times);
   const double limit = Median(limits);
   if (demand.bound == Bound::kTighter) {
-    const bool reads = Median(times.read) >= Median(times.multiply);
     row->detail = fmt::format(
         "{} binds; {:.1f} GB/s of {:.1f}, {:.0f} GFLOP/s of {:.0f}; {}",
-        reads ? "reading" : "multiplying",
-        static_cast<double>(report.kv_bytes) / run * 1e-9,
-        static_cast<double>(report.kv_bytes) / Median(times.read) * 1e-9,
-        static_cast<double>(report.flops) / run * 1e-9,
-        static_cast<double>(report.flops) / Median(times.multiply) * 1e-9,
-        row->detail);
-    row->value = run * 1e6;
+        median.read >= median.multiply ? "reading" : "multiplying",
+        bytes / median.run * 1e-9, bytes / median.read * 1e-9,
+        flops / median.run * 1e-9, flops / median.multiply * 1e-9, row->detail);
+    row->value = median.run * 1e6;
     row->limit = limit * 1e6;
   } else {
-    const auto work_done = static_cast<double>(
-        demand.bound == Bound::kRead ? report.kv_bytes : report.flops);
-    row->value = work_done / run * 1e-9;
+    const double work_done = demand.bound == Bound::kRead ? bytes : flops;
+    row->value = work_done / median.run * 1e-9;
     row->limit = work_done / limit * 1e-9;
   }
   if (!row->detail.empty()) row->detail += "; ";
-  if (!times.fed.empty()) {
-    row->detail += FedText(times, static_cast<double>(report.flops));
-  }
+  if (!times.fed.empty()) row->detail += FedText(median, flops);
   row->detail += fmt::format("with K/V in the nearest cache {:.2f} of it",
-                             Median(times.near) / run);
+                             median.near / median.run);
   row->best_ratio = times.best_limit / times.best_run;
   SetRatios(ratios, times.disturbed, row);
+  if (row->holds == false) row->reason = WhatHoldsBack(median, *row->must);
   return {};
 }
 

@@ -128,6 +128,19 @@ void SetValues(const std::vector<double>& values, int disturbed,
   Judge(row);
 }
 
+std::string WhatHoldsBack(const BoundTimes& times, double must) {
+  if (times.multiply > times.read) {
+    return fmt::format(
+        "held back by multiply-adds: fed from L1 they reach {:.2f} of the "
+        "limit",
+        times.multiply / times.fed);
+  }
+  const double near = times.read / times.near;
+  return fmt::format(
+      "held back by {}: with K/V in the nearest cache {:.2f} of the limit",
+      near < must ? "its loops, not by reading" : "reading", near);
+}
+
 Json ToJson(const BenchRow& row) {
   static constexpr const char* kSenses[] = {"ratio >= must", "ratio <= must",
                                             "value <= must"};

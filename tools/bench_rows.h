@@ -56,6 +56,20 @@ void SetRatios(const std::vector<double>& ratios, int disturbed, BenchRow* row);
 // The same for a row that is held by its values.
 void SetValues(const std::vector<double>& values, int disturbed, BenchRow* row);
 
+// Median seconds of a launch, of the same with K/V in the nearest cache, and of
+// what it is held against: reading, multiplying in registers and fed from L1; 0
+// = not held against it.
+struct BoundTimes {
+  double run = 0;
+  double near = 0;
+  double read = 0;
+  double multiply = 0;
+  double fed = 0;
+};
+
+// What holds a launch back that does not reach `must` of its limit.
+std::string WhatHoldsBack(const BoundTimes& times, double must);
+
 Json ToJson(const BenchRow& row);
 std::string RowsText(std::span<const BenchRow> rows);
 
