@@ -236,23 +236,12 @@ Result<double> ReadProbe::Run(int loop) {
 
 namespace {
 
-auto MultiplyOf(const LimitKernels& kernels, DType dtype, Operands operands) {
-  const bool is_bf16 = dtype == DType::kBF16;
-  if (operands == Operands::kL1) {
-    return is_bf16 ? kernels.fed_bf16 : kernels.fed_f32;
-  }
-  return is_bf16 ? kernels.multiply_bf16 : kernels.multiply_f32;
-}
-
-}  // namespace
-
-Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
-                                   double seconds, Operands operands) {
-  const Result<const LimitKernels*> kernels = FindLimits(runtime);
-  if (!kernels.ok()) return kernels.status();
+// The rate of multiply(steps, sink), which returns flops.
+template <class Multiply>
+Result<double> MeasureRate(Runtime* runtime, double seconds,
+                           const Multiply& multiply) {
   VARLANE_REQUIRE_ARG(seconds > 0 && seconds <= 60, "seconds = ", seconds,
                       ", must be in (0, 60]");
-  const auto multiply = MultiplyOf(**kernels, dtype, operands);
   // Small threadgroups until the time is up: no worker idles at the end.
   constexpr int64_t kSteps = 20000;
   float warm = 0;
@@ -272,6 +261,40 @@ Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
   const Clock::time_point start = Clock::now();
   VARLANE_RETURN_IF_ERROR(runtime->Launch(Grid{groups}, body));
   return static_cast<double>(flops.load()) / SecondsSince(start);
+}
+
+auto FedOf(const LimitKernels& kernels, DType dtype, int64_t weigh_steps) {
+  const auto fed = dtype == DType::kBF16 ? kernels.fed_bf16 : kernels.fed_f32;
+  return
+      [=](int64_t steps, float* sink) { return fed(steps, weigh_steps, sink); };
+}
+
+}  // namespace
+
+Result<double> MeasureMultiplyPeak(Runtime* runtime, DType dtype,
+                                   double seconds, Operands operands) {
+  const Result<const LimitKernels*> kernels = FindLimits(runtime);
+  if (!kernels.ok()) return kernels.status();
+  if (operands == Operands::kL1) {
+    return MeasureRate(runtime, seconds, FedOf(**kernels, dtype, 0));
+  }
+  return MeasureRate(runtime, seconds,
+                     dtype == DType::kBF16 ? (*kernels)->multiply_bf16
+                                           : (*kernels)->multiply_f32);
+}
+
+Result<double> MeasureAttentionPeak(Runtime* runtime, DType dtype,
+                                    int head_size, double seconds) {
+  const Result<const LimitKernels*> kernels = FindLimits(runtime);
+  if (!kernels.ok()) return kernels.status();
+  VARLANE_REQUIRE_ARG(head_size >= kMinHeadSize && head_size <= kMaxHeadSize &&
+                          head_size % 8 == 0,
+                      "head_size = ", head_size,
+                      ", must be a multiple of 8 in [", kMinHeadSize, ", ",
+                      kMaxHeadSize, "]");
+  const int pack = dtype == DType::kBF16 ? (*kernels)->bf16_pack : 1;
+  return MeasureRate(runtime, seconds,
+                     FedOf(**kernels, dtype, 2 * head_size / pack));
 }
 
 double LimitSeconds(const LaunchReport& report,

@@ -137,43 +137,66 @@ using FedBf16 = OpsBf16;
 using FedBf16 = OpsF32;  // two of its multiply-adds stand for a pair
 #endif
 
+// Sums become weights, which are stored and summed up in their place.
+template <int kExpDegree, int R, int NV>
+HWY_INLINE void WeighSums(V scale, float* weights, V (&acc)[R][NV], V& total) {
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
+      const V weight = Exp2<kExpDegree>(hn::Mul(acc[r][v], scale));
+      StoreF(weight, weights + (r * NV + v) * static_cast<int>(kN));
+      total = hn::Add(total, weight);
+      acc[r][v] = Zero();
+    }
+  }
+}
+
 // The steps of a matrix product whose register tile is as the kernels have it:
 // kMaxVecs vectors by one operand of each of kMaxRows rows, over and over again
-// those of one block that L1 holds.
-template <class Ops>
-int64_t FedLimit(int64_t steps, float* sink) {
+// those of one block that L1 holds. After every `weigh_steps` of them, where
+// that is not 0, the sums become weights as scores do.
+template <class Ops, int kExpDegree>
+int64_t FedLimit(int64_t steps, int64_t weigh_steps, float* sink) {
   using Operand = typename Ops::Operand;
-  constexpr int kBlockSteps = 64;
+  constexpr int64_t kBlockSteps = 64;
   constexpr size_t kStepBytes = kMaxVecs * kVecBytes<Ops>;
   alignas(64) std::byte lanes[kBlockSteps * kStepBytes];
   alignas(64) Operand rows[kBlockSteps][kMaxRows];  // short distances
+  alignas(64) float weights[kMaxRows * kMaxVecs * kN];
   // 0.01 in fp32 and in bf16; no compiler can know.
   const volatile int seed = 0x3c;
   std::memset(lanes, seed, sizeof(lanes));
   std::memset(rows, seed, sizeof(rows));
+  const volatile float scale = 1.0f;
   V acc[kMaxRows][kMaxVecs];
   for (auto& row : acc) {
     for (V& sum : row) sum = Zero();
   }
-  const int64_t blocks = steps / kBlockSteps + 1;
-  for (int64_t block = 0; block < blocks; ++block) {
-    const std::byte* lane = lanes;
-    HWY_UNROLL(2) for (int step = 0; step < kBlockSteps; ++step) {
-      const auto from = [&](int v) HWY_ATTR {
-        return lane + static_cast<size_t>(v) * kVecBytes<Ops>;
-      };
-      const auto by = [&](int r) HWY_ATTR { return &rows[step][r]; };
-      MultiplyStep<Ops, kMaxRows, kMaxVecs>(from, by, acc);
-      lane += kStepBytes;
+  V total = Zero();
+  const int64_t tile_steps = weigh_steps > 0 ? weigh_steps : steps;
+  int64_t done = 0;
+  for (; done < steps; done += tile_steps) {
+    for (int64_t left = tile_steps; left > 0; left -= kBlockSteps) {
+      const std::byte* lane = lanes;
+      const Operand(*row)[kMaxRows] = rows;
+      const Operand(*const end)[kMaxRows] = rows + HWY_MIN(left, kBlockSteps);
+      HWY_UNROLL(2) for (; row != end; ++row) {
+        const auto from = [&](int v) HWY_ATTR {
+          return lane + static_cast<size_t>(v) * kVecBytes<Ops>;
+        };
+        const auto by = [&](int r) HWY_ATTR { return &(*row)[r]; };
+        MultiplyStep<Ops, kMaxRows, kMaxVecs>(from, by, acc);
+        lane += kStepBytes;
+      }
+    }
+    if (weigh_steps > 0) {
+      WeighSums<kExpDegree>(Broadcast(scale), weights, acc, total);
     }
   }
-  V sum = Zero();
   for (const auto& row : acc) {
-    for (const V& part : row) sum = hn::Add(sum, part);
+    for (const V& part : row) total = hn::Add(total, part);
   }
-  AddTo(sink, sum);
-  return blocks * kBlockSteps * kMaxRows * kMaxVecs * static_cast<int64_t>(kN) *
-         2 * Ops::kPack;
+  AddTo(sink, total);
+  return done * kMaxRows * kMaxVecs * static_cast<int64_t>(kN) * 2 * Ops::kPack;
 }
 
 }  // namespace VARLANE_NS

@@ -15,11 +15,15 @@
 #include "kernels/std_headers.h"
 
 #undef VARLANE_DEFINE_LIMITS
-#define VARLANE_DEFINE_LIMITS                                                \
-  extern const LimitKernels kLimits;                                         \
-  constinit const LimitKernels kLimits = {                                   \
-      &ReadLimit, &MultiplyLimit<MultiplyF32>, &MultiplyLimit<MultiplyBf16>, \
-      &FedLimit<OpsF32>, &FedLimit<FedBf16>}
+#define VARLANE_DEFINE_LIMITS                  \
+  extern const LimitKernels kLimits;           \
+  constinit const LimitKernels kLimits = {     \
+      &ReadLimit,                              \
+      &MultiplyLimit<MultiplyF32>,             \
+      &MultiplyLimit<MultiplyBf16>,            \
+      &FedLimit<OpsF32, OpsF32::kExpDegree>,   \
+      &FedLimit<FedBf16, OpsBf16::kExpDegree>, \
+      FedBf16::kPack}
 
 #undef VARLANE_NS
 #define VARLANE_NS HWY_NAMESPACE

@@ -28,9 +28,11 @@ struct LimitKernels {
   // returns the flops done (2 a multiply-add), adds something to *sink.
   int64_t (*multiply_f32)(int64_t steps, float* sink);
   int64_t (*multiply_bf16)(int64_t steps, float* sink);  // two products a lane
-  // The same of a register tile, whose steps load what they multiply from L1.
-  int64_t (*fed_f32)(int64_t steps, float* sink);
-  int64_t (*fed_bf16)(int64_t steps, float* sink);
+  // The same of a register tile, whose steps load what they multiply from L1;
+  // after every `weigh_steps`, 0 = never, an exponential of each sum.
+  int64_t (*fed_f32)(int64_t steps, int64_t weigh_steps, float* sink);
+  int64_t (*fed_bf16)(int64_t steps, int64_t weigh_steps, float* sink);
+  int bf16_pack;  // products of a row and a key in one step of fed_bf16
 };
 
 }  // namespace varlane

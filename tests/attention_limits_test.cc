@@ -5,6 +5,7 @@
 #include "varlane/limits.h"
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -119,6 +120,10 @@ TEST_F(LimitsTest, MultiplyPeaksAreHadOnEveryTarget) {
         VARLANE_ASSERT_OK(peak.status());
         EXPECT_GT(*peak, 0) << target << " " << DTypeName(dtype);
       }
+      const Result<double> attention =
+          MeasureAttentionPeak(runtime->get(), dtype, 72, 1e-4);
+      VARLANE_ASSERT_OK(attention.status());
+      EXPECT_GT(*attention, 0) << target << " " << DTypeName(dtype);
     }
   }
 }
@@ -129,11 +134,40 @@ TEST_F(LimitsTest, FlopsFedFromL1AreThoseOfTheProductsSummedUp) {
     const LimitKernels& limits = *kernels->limits;
     for (const auto fed : {limits.fed_f32, limits.fed_bf16}) {
       float sum = 0;
-      const int64_t flops = fed(1000, &sum);
+      const int64_t flops = fed(1000, 0, &sum);
       const double products = static_cast<double>(flops) / 2;
       EXPECT_GE(flops, 2 * 1000) << kernels->name;
       EXPECT_NEAR(sum / (products * factor * factor), 1, 0.01) << kernels->name;
     }
+  }
+}
+
+TEST_F(LimitsTest, SumsThatAreWeighedAreExponentialsOfTheirOwnProducts) {
+  const auto factor = double{std::bit_cast<float>(0x3c3c3c3c)};
+  constexpr int kWeighSteps = 100;  // more than a block, and not a multiple
+  for (const KernelTable* kernels : SupportedKernels()) {
+    const LimitKernels& limits = *kernels->limits;
+    const auto check = [&](const auto& fed, int pack) {
+      float sum = 0;
+      const int64_t flops = fed(10 * kWeighSteps, kWeighSteps, &sum);
+      const double products = static_cast<double>(flops) / 2;
+      const double of_weight = kWeighSteps * pack;
+      EXPECT_NEAR(sum / (products / of_weight),
+                  std::exp2(of_weight * factor * factor), 1e-3)
+          << kernels->name << " " << pack;
+    };
+    check(limits.fed_f32, 1);
+    check(limits.fed_bf16, limits.bf16_pack);
+  }
+}
+
+TEST_F(LimitsTest, AnAttentionsPeakNeedsAHeadSizeThatThereIs) {
+  for (const int head_size : {0, -8, 12, 584}) {
+    EXPECT_EQ(MeasureAttentionPeak(runtime_.get(), DType::kF32, head_size, 1e-4)
+                  .status()
+                  .message(),
+              "head_size = " + std::to_string(head_size) +
+                  ", must be a multiple of 8 in [8, 576]");
   }
 }
 

@@ -148,11 +148,15 @@ TEST(BenchRowsTest, JudgesByItsSense) {
 }
 
 TEST(BenchRowsTest, WhatHoldsBackIsMultipliesReadsOrLoops) {
-  const BoundTimes multiplies = {
-      .run = 20, .near = 19, .read = 8, .multiply = 12, .fed = 15};
+  const BoundTimes multiplies = {.run = 20,
+                                 .near = 19,
+                                 .read = 8,
+                                 .multiply = 12,
+                                 .fed = 15,
+                                 .weighed = 16};
   EXPECT_EQ(WhatHoldsBack(multiplies, 0.8),
-            "held back by multiply-adds: fed from L1 they reach 0.80 of the "
-            "limit");
+            "multiply-adds fed from L1 reach 0.80 of the limit, with softmax "
+            "and nothing else 0.75");
   BoundTimes reads = {.run = 20, .near = 15, .read = 12, .multiply = 8};
   EXPECT_EQ(WhatHoldsBack(reads, 0.8),
             "held back by reading: with K/V in the nearest cache 0.80 of the "

@@ -35,16 +35,15 @@ Status Compare(const Workload& work, std::span<const float> theirs) {
 }
 
 // Why the peer is not left as far behind as it must be, for which the kernels
-// would have to reach `share` of the multiply-adds that L1 can feed.
+// would have to reach `share` of multiply-adds and softmax fed from L1.
 std::string Obstacle(DType dtype, double must, double share) {
   if (GemmPeer::UsesAmx(dtype)) {
     return "AMX sums up a pair of products before it adds them: other bits "
            "than any chain of multiply-adds";
   }
   return fmt::format(
-      "{:.2f} times its speed would be {:.2f} of what multiply-adds fed from "
-      "L1 "
-      "reach",
+      "{:.2f} times its speed would be {:.2f} of multiply-adds and softmax fed "
+      "from L1 and nothing else",
       must, share);
 }
 
@@ -65,7 +64,7 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
       {[&] { return work->Run(); }},
       {[&] { return by_head->Run(); }},
       {[&] { return by_group->Run(); }},
-      {.go = [&] { return session->Peak(dtype, Operands::kL1); },
+      {.go = [&] { return session->AttentionPeak(dtype, Heads{}.size); },
        .repeats = false}};
   VARLANE_TOOLS_ASSIGN(const Samples samples,
                        Interleave(samplers, session->budget()));

@@ -106,14 +106,15 @@ bool IsLong(const Demand& demand, DType dtype, const Heads& heads) {
 constexpr int64_t kNearBlocks = 4;
 
 // Times of one round: the launch, the same over blocks in the nearest cache,
-// the plain read, the multiplies in registers, and the launch's own kind of
-// them fed from L1.
+// the plain read, the multiplies in registers, the launch's own kind of them
+// fed from L1, and those with softmax between them.
 struct Times {
   std::vector<double> run;
   std::vector<double> near;
   std::vector<double> read;
   std::vector<double> multiply;
   std::vector<double> fed;
+  std::vector<double> weighed;
   int disturbed = 0;
   double best_run = 0;  // of single goes
   double best_limit = 0;
@@ -148,6 +149,10 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
     samplers.push_back(
         {.go = [=] { return session->Peak(dtype, Operands::kL1); },
          .repeats = false});
+    const int head_size = work->fixture().heads().size;
+    samplers.push_back(
+        {.go = [=] { return session->AttentionPeak(dtype, head_size); },
+         .repeats = false});
     if (of != session->runtime()) {
       samplers.push_back(
           {.go = [=] { return session->Peak(dtype); }, .repeats = false});
@@ -172,10 +177,11 @@ Status TakeSamples(BenchSession* session, Bound bound, DType dtype,
     for (size_t i = 0; i < times->run.size(); ++i) {
       times->multiply.push_back(flops / samples.of[multiplies][i]);
       times->fed.push_back(flops / samples.of[multiplies + 1][i]);
+      times->weighed.push_back(flops / samples.of[multiplies + 2][i]);
     }
     times->best_limit =
         std::max(times->best_limit, flops / samples.high[multiplies]);
-    if (multiplies + 2 < samplers.size()) {
+    if (multiplies + 3 < samplers.size()) {
       row->detail = fmt::format(
           "limit: dot products; multiply-adds reach {:.0f}, this {:.2f} of it",
           Median(samples.of.back()) * 1e-9,
@@ -204,13 +210,16 @@ BoundTimes Medians(const Times& times) {
           .near = median(times.near),
           .read = median(times.read),
           .multiply = median(times.multiply),
-          .fed = median(times.fed)};
+          .fed = median(times.fed),
+          .weighed = median(times.weighed)};
 }
 
-// What multiply-adds lose before any attention is computed.
+// What is lost before anything but multiply-adds and softmax is done.
 std::string FedText(const BoundTimes& times, double flops) {
-  return fmt::format("fed from L1 {:.0f}, this {:.2f} of it; ",
-                     flops / times.fed * 1e-9, times.fed / times.run);
+  return fmt::format(
+      "fed from L1 {:.0f}, with softmax {:.0f}, this {:.2f} of it; ",
+      flops / times.fed * 1e-9, flops / times.weighed * 1e-9,
+      times.weighed / times.run);
 }
 
 Status MeasureDemand(BenchSession* session, const Demand& demand,

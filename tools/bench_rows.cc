@@ -131,9 +131,9 @@ void SetValues(const std::vector<double>& values, int disturbed,
 std::string WhatHoldsBack(const BoundTimes& times, double must) {
   if (times.multiply > times.read) {
     return fmt::format(
-        "held back by multiply-adds: fed from L1 they reach {:.2f} of the "
-        "limit",
-        times.multiply / times.fed);
+        "multiply-adds fed from L1 reach {:.2f} of the limit, with softmax and "
+        "nothing else {:.2f}",
+        times.multiply / times.fed, times.multiply / times.weighed);
   }
   const double near = times.read / times.near;
   return fmt::format(

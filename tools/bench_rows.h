@@ -57,14 +57,15 @@ void SetRatios(const std::vector<double>& ratios, int disturbed, BenchRow* row);
 void SetValues(const std::vector<double>& values, int disturbed, BenchRow* row);
 
 // Median seconds of a launch, of the same with K/V in the nearest cache, and of
-// what it is held against: reading, multiplying in registers and fed from L1; 0
-// = not held against it.
+// what it is held against, 0 = it is not: reading; multiplying in registers,
+// fed from L1, and with softmax as well.
 struct BoundTimes {
   double run = 0;
   double near = 0;
   double read = 0;
   double multiply = 0;
   double fed = 0;
+  double weighed = 0;
 };
 
 // What holds a launch back that does not reach `must` of its limit.

@@ -20,6 +20,15 @@ constexpr double kCalibrationSeconds = 1.0;
 constexpr int kPeakGoes = 3;
 constexpr double kPeakGoSeconds = 3e-3;
 
+Result<double> BestGo(const std::function<Result<double>()>& measure) {
+  double best = 0;
+  for (int i = 0; i < kPeakGoes; ++i) {
+    VARLANE_TOOLS_ASSIGN(const double rate, measure());
+    best = std::max(best, rate);
+  }
+  return best;
+}
+
 }  // namespace
 
 int ColdCopies(int64_t bytes) {
@@ -101,14 +110,14 @@ Result<const bench::KvFixture*> BenchSession::Fixture(DType dtype,
 }
 
 Result<double> BenchSession::Peak(Runtime* of, DType dtype, Operands operands) {
-  double best = 0;
-  for (int i = 0; i < kPeakGoes; ++i) {
-    VARLANE_TOOLS_ASSIGN(
-        const double rate,
-        MeasureMultiplyPeak(of, dtype, kPeakGoSeconds, operands));
-    best = std::max(best, rate);
-  }
-  return best;
+  return BestGo(
+      [=] { return MeasureMultiplyPeak(of, dtype, kPeakGoSeconds, operands); });
+}
+
+Result<double> BenchSession::AttentionPeak(DType dtype, int head_size) {
+  return BestGo([=, this] {
+    return MeasureAttentionPeak(runtime(), dtype, head_size, kPeakGoSeconds);
+  });
 }
 
 Result<Runtime*> BenchSession::DotRuntime(DType dtype) {

@@ -64,6 +64,8 @@ class BenchSession {
   }
   Result<double> Peak(Runtime* of, DType dtype,
                       Operands operands = Operands::kRegisters);
+  // The same of an attention that does nothing else: MeasureAttentionPeak.
+  Result<double> AttentionPeak(DType dtype, int head_size);
   // Whose peak is that of the CPU's dot product, if `dtype` has one: not the
   // session's own runtime where its kernels are faster without.
   Result<Runtime*> DotRuntime(DType dtype);

@@ -77,6 +77,18 @@ VARLANE_EXPORT Result<double> MeasureMultiplyPeak(
     Runtime* runtime, DType dtype, double seconds,
     Operands operands = Operands::kRegisters);
 
+// The same rate of an attention that does nothing else: operands from L1, as
+// above, and after a register tile's 2 x head_size steps its softmax, an
+// exponential for each of the sums. What a kernel on this machine can come near
+// to; pages, masks, starts and ends of rows, accumulators that do not stay in
+// registers come on top.
+//
+// head_size  of K and V, a multiple of 8 up to 576
+// Errors:    kInvalidArgument (head_size); those above.
+VARLANE_EXPORT Result<double> MeasureAttentionPeak(Runtime* runtime,
+                                                   DType dtype, int head_size,
+                                                   double seconds);
+
 // What a machine can do at most, measured as above.
 struct MachineRates {
   double bytes_per_second = 0;
