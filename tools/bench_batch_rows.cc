@@ -168,7 +168,7 @@ Status MeasureScaling(BenchSession* session, const Shape& shape, DType dtype,
                   Median(machine));
   SetRatios(ratios, samples.disturbed, row);
   if (row->holds == false && Median(machine) < *row->must) {
-    row->reason = "two cores multiply less than 1.9 times as fast as one";
+    row->reason = "two cores do not multiply that much faster than one";
   }
   return {};
 }

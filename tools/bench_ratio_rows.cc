@@ -214,6 +214,15 @@ BoundTimes Medians(const Times& times) {
           .weighed = median(times.weighed)};
 }
 
+// Which limit is the tighter one, and what was had of either.
+std::string TighterText(const BoundTimes& times, double bytes, double flops) {
+  return fmt::format(
+      "{} binds; {:.1f} GB/s of {:.1f}, {:.0f} GFLOP/s of {:.0f}; ",
+      times.read >= times.multiply ? "reading" : "multiplying",
+      bytes / times.run * 1e-9, bytes / times.read * 1e-9,
+      flops / times.run * 1e-9, flops / times.multiply * 1e-9);
+}
+
 // What is lost before anything but multiply-adds and softmax is done.
 std::string FedText(const BoundTimes& times, double flops) {
   return fmt::format(
@@ -250,11 +259,7 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
   const BoundTimes median = Medians(times);
   const double limit = Median(limits);
   if (demand.bound == Bound::kTighter) {
-    row->detail = fmt::format(
-        "{} binds; {:.1f} GB/s of {:.1f}, {:.0f} GFLOP/s of {:.0f}; {}",
-        median.read >= median.multiply ? "reading" : "multiplying",
-        bytes / median.run * 1e-9, bytes / median.read * 1e-9,
-        flops / median.run * 1e-9, flops / median.multiply * 1e-9, row->detail);
+    row->detail = TighterText(median, bytes, flops) + row->detail;
     row->value = median.run * 1e6;
     row->limit = limit * 1e6;
   } else {
