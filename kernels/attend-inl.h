@@ -120,7 +120,7 @@ template <class Pool, class Ops>
 HWY_INLINE void AttendGroups(const AttendArgs& args, const RowGroups& groups) {
   Workspace<Ops> ws;
   ws.Carve(args.scratch, groups, args.head_size, args.v_head_size,
-           !std::is_same_v<Pool, Ops>);
+           HoldsTile<Pool>(groups));
   PlaceRows(args, ws);
   for (int64_t p = args.partition_begin; p < args.partition_end; ++p) {
     for (int g = 0; g < groups.count; g += kChunkGroups) {

@@ -122,9 +122,12 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
     first_turn = chunk.end - turns;
     AimFar(run, 0, 1, FarPieces(turns));
   }
-  if constexpr (kWidened) run.pages = &wide;
+  const bool whole = (1 << run.args->kv.block_size_log2) >= kKeyTile;
+  const bool copies = CopiesValues<Pool>(groups) && !whole;
+  if (copies) wide = pool;  // keys stay where they are
+  if (kWidened || copies) run.pages = &wide;
   // Groups that repeat a neighbour are not read.
-  run.on_end = kWidened || (1 << run.args->kv.block_size_log2) >= kKeyTile;
+  run.on_end = kWidened || copies || whole;
   Unadded unadded[kChunkGroups];
   for (int tile = 0; tile < run.tiles; ++tile) {
     if constexpr (kWidened) {
@@ -138,7 +141,7 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
           g < first_turn ? WeighUpToRows<Ops, kNoFetch>(run, group, tile)
                          : WeighUpToRows<Ops, kFetchFar>(run, group, tile);
     }
-    if constexpr (kWidened) {
+    if (kWidened || copies) {
       WidenValues<Pool>(pool, tile, run.ws->acc_floats, run.ws->wide, wide);
     }
     for (int g = chunk.begin; g < chunk.end; ++g) {

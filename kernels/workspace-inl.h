@@ -36,11 +36,11 @@ struct Workspace {
   Operand* p;        // weights of a run: [kMaxRows][p_stride]; or, where they
   int p_stride;      // wait, of all groups' tiles: [chunk][kMaxRows][p_stride]
   float* floats;     // [head_size]
-  float* wide;       // a tile's keys, then its values
+  float* wide;       // a tile's keys, then its values, as they are multiplied
 
   // Carves from `base`, or only counts where that is null; returns the bytes.
   HWY_INLINE size_t Carve(std::byte* base, const RowGroups& groups,
-                          int head_size, int v_head_size, bool widens) {
+                          int head_size, int v_head_size, bool holds_tile) {
     const int num_rows = groups.all_rows();
     acc_floats = PaddedWidth(v_head_size);
     steps = head_size / Ops::kPack;
@@ -69,7 +69,7 @@ struct Workspace {
     take(states, n);
     take(places, n);
     take(running, n * width);
-    if (widens) {
+    if (holds_tile) {
       take(wide, GroupElements(HWY_MAX(head_size, acc_floats)) * kGroups);
     }
     return used;
@@ -84,7 +84,8 @@ size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
     return ws.Carve(nullptr, groups, head_size, v_head_size, true);
   }
   Workspace<Ops> ws;
-  return ws.Carve(nullptr, groups, head_size, v_head_size, false);
+  return ws.Carve(nullptr, groups, head_size, v_head_size,
+                  HoldsTile<Ops>(groups));
 }
 
 template <class Ops>
