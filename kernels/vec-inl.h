@@ -32,16 +32,23 @@
 #define VARLANE_NATIVE_F16 1
 #endif
 
-namespace varlane {
-namespace VARLANE_NS {
-namespace hn = hwy::HWY_NAMESPACE;
-
 // AVX-512 as Intel's CPUs have it. What they differ in, measured on Ice Lake
 // and Emerald Rapids: all 512-bit arithmetic takes the ports of the two
 // multipliers, so nothing hides behind multiply-adds; loads are scarce while
 // the core's other thread runs; a prefetch waits for room and is not dropped.
 // What the other passes do was measured on Zen 4.
-constexpr bool kIntelAvx512 = HWY_TARGET == HWY_AVX3 && !VARLANE_FAST_BF16;
+#undef VARLANE_INTEL_AVX512
+#if HWY_TARGET == HWY_AVX3 && !VARLANE_FAST_BF16
+#define VARLANE_INTEL_AVX512 1
+#else
+#define VARLANE_INTEL_AVX512 0
+#endif
+
+namespace varlane {
+namespace VARLANE_NS {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr bool kIntelAvx512 = VARLANE_INTEL_AVX512;
 
 using D = hn::CappedTag<float, kLanes>;
 using DU = hn::Rebind<uint32_t, D>;
@@ -159,7 +166,7 @@ constexpr float kEighthsMagic = 1572864.0f;
 
 HWY_INLINE SplitExponent SplitExp2(V x) {
   const V magic = Broadcast(kEighthsMagic);
-#if HWY_TARGET == HWY_AVX3 && !VARLANE_FAST_BF16
+#if VARLANE_INTEL_AVX512
   // The same numbers in fewer operations, all of which would take a multiplier
   // from others: what is left of any x below -127 is finite, so of -inf too,
   // and Ldexp makes 0 of both.
