@@ -172,8 +172,7 @@ Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
                     "no memory for a plan");
   }
   return MakePlan(batch, shape, kv, options, impl_->runtime()->num_workers(),
-                  plan->impl_.get(), impl_->runtime()->num_nodes(),
-                  impl_->table().For(kv.layout.dtype).kv_heads_together);
+                  plan->impl_.get(), impl_->runtime()->num_nodes());
 }
 
 Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,

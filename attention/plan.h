@@ -180,12 +180,11 @@ struct BlockRange {
 BlockRange BlocksInView(const Batch& batch, const AttentionShape& shape,
                         int block_size, int64_t seq);
 
-// Fills `plan`, reusing its memory. `kv_heads_together` is the kernels' own
-// (KvKernels). Errors: as Attention::Plan; `plan->ready` is then false.
+// Fills `plan`, reusing its memory. Errors: as Attention::Plan; `plan->ready`
+// is then false.
 Status MakePlan(const Batch& batch, const AttentionShape& shape,
                 const KvView& kv, const PlanOptions& options, int num_workers,
-                AttentionPlan::Impl* plan, int num_nodes = 1,
-                int kv_heads_together = 1);
+                AttentionPlan::Impl* plan, int num_nodes = 1);
 
 }  // namespace varlane
 

@@ -28,8 +28,6 @@ struct KvKernels {
   size_t (*attend_scratch_bytes)(int rows, int head_size, int v_head_size);
   // Finished rows of disjoint key sets; does not depend on the cache's dtype.
   void (*merge_states)(const MergeStatesArgs& args);
-  // KV heads that few rows are fastest with in one call, at most; 1 = no gain.
-  int kv_heads_together;
 };
 
 struct KernelTable {

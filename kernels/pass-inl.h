@@ -46,8 +46,8 @@ namespace VARLANE_NS {
 
 template <class Ops>
 constexpr KvKernels MakeKvKernels() {
-  return {&AttendRows<Ops>,         &MergePartials<Ops>,  &WriteToken<Ops>,
-          &AttendScratchBytes<Ops>, &MergeStateRows<Ops>, kHeadsTogether};
+  return {&AttendRows<Ops>, &MergePartials<Ops>, &WriteToken<Ops>,
+          &AttendScratchBytes<Ops>, &MergeStateRows<Ops>};
 }
 
 }  // namespace VARLANE_NS

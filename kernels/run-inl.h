@@ -22,10 +22,6 @@ constexpr int kRunGroups = kRun * kGroups;
 // work, so near that L2 holds it (Emerald Rapids: 1 to 4 are about as good).
 constexpr int kUnit = 2;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
-// KV heads of a threadgroup of few rows. A block of the pool holds its heads
-// side by side; where looking up its pages is what binds, as in Intel's virtual
-// machines, it is done once for all of them.
-constexpr int kHeadsTogether = kIntelAvx512 ? 8 : 1;
 
 // How the rows of each KV head are cut into register groups of 1 to kMaxRows,
 // as even as can be.

@@ -45,16 +45,17 @@ testing::CaseSpec MixedBatch() {
 // threadgroup of choice fails.
 class FaultyLaunch {
  public:
-  FaultyLaunch(Runtime* runtime, PartitionMode mode)
+  FaultyLaunch(Runtime* runtime, PartitionMode mode, int kv_heads = 1)
       : runtime_(runtime),
         table_(*FindKernels("")),
         case_(MixedBatch()),
         out_(static_cast<size_t>(case_.spec().total_q() * 4 * 64)),
         lse_(static_cast<size_t>(case_.spec().total_q() * 4)) {
     view_ = case_.view();
-    EXPECT_TRUE(testing::IsOk(MakePlan(case_.batch(), case_.shape(), view_,
-                                       {.partitions = mode},
-                                       runtime->num_workers(), &plan_)));
+    EXPECT_TRUE(testing::IsOk(
+        MakePlan(case_.batch(), case_.shape(), view_,
+                 {.partitions = mode, .kv_heads_per_threadgroup = kv_heads},
+                 runtime->num_workers(), &plan_)));
     EXPECT_TRUE(testing::IsOk(Launch(-1, Fault::kThrow, false)));
     right_out_ = out_;
     right_lse_ = lse_;
@@ -232,17 +233,23 @@ void ExpectFailed(const Status& status, Fault fault,
   }
 }
 
+void FailOneAfterTheOther(FaultyLaunch* launch) {
+  for (int64_t bad = 0; bad < launch->num_threadgroups(); ++bad) {
+    for (const Fault fault : kFaults) {
+      ExpectFailed(launch->Launch(bad, fault, bad % 2 == 1), fault, *launch);
+      ASSERT_TRUE(launch->IsRight()) << "after a fault in " << bad;
+    }
+  }
+}
+
 TEST(AttentionFailureTest, AFaultInEveryThreadgroupOfAMixedBatch) {
   for (const int threads : {1, 3}) {
     const Engine engine = testing::MakeEngine(threads);
     for (const PartitionMode mode : testing::kPartitionModes) {
-      FaultyLaunch launch(engine.runtime.get(), mode);
-      ASSERT_GT(launch.num_threadgroups(), 10);
-      for (int64_t bad = 0; bad < launch.num_threadgroups(); ++bad) {
-        for (const Fault fault : kFaults) {
-          ExpectFailed(launch.Launch(bad, fault, bad % 2 == 1), fault, launch);
-          ASSERT_TRUE(launch.IsRight()) << "after a fault in " << bad;
-        }
+      for (const int kv_heads : {1, 2}) {
+        FaultyLaunch launch(engine.runtime.get(), mode, kv_heads);
+        ASSERT_GT(launch.num_threadgroups(), 10 / kv_heads);
+        FailOneAfterTheOther(&launch);
       }
     }
   }

@@ -184,7 +184,6 @@ struct Seq {
 // What MakePlan decides for kernels that gain from `together` heads.
 std::unique_ptr<AttentionPlan::Impl> Planned(const std::vector<Seq>& seqs,
                                              int kv_heads, int workers,
-                                             int together,
                                              const PlanOptions& options = {}) {
   std::vector<int32_t> cu_seqlens_q = {0};
   std::vector<int32_t> seq_lens;
@@ -202,73 +201,69 @@ std::unique_ptr<AttentionPlan::Impl> Planned(const std::vector<Seq>& seqs,
   shape.num_q_heads = 4 * kv_heads;
   auto plan = std::make_unique<AttentionPlan::Impl>();
   EXPECT_TRUE(IsOk(MakePlan({cu_seqlens_q, seq_lens, tables, kStride}, shape,
-                            view, options, workers, plan.get(), 1, together)));
+                            view, options, workers, plan.get())));
   return plan;
 }
 
 int HeadsOf(const std::vector<Seq>& seqs, int kv_heads, int workers,
-            int together, const PlanOptions& options = {}) {
-  return Planned(seqs, kv_heads, workers, together, options)->heads_together;
+            const PlanOptions& options = {}) {
+  return Planned(seqs, kv_heads, workers, options)->heads_together;
 }
 
-TEST(HeadsPlanTest, KernelsWithoutGainTakeOne) {
-  EXPECT_EQ(HeadsOf(std::vector<Seq>(64, {1, 2048}), 8, 2, 1), 1);
-}
-
-TEST(HeadsPlanTest, DecodeTakesAsManyAsKernelsGainFrom) {
+TEST(HeadsPlanTest, DecodeTakesUpToEight) {
   const std::vector<Seq> decode(64, {1, 2048});
-  EXPECT_EQ(HeadsOf(decode, 8, 2, 8), 8);
-  EXPECT_EQ(HeadsOf(decode, 4, 2, 8), 4);
-  EXPECT_EQ(HeadsOf(decode, 1, 2, 8), 1);
-  EXPECT_EQ(HeadsOf(decode, 32, 2, 8), 8);
-  EXPECT_EQ(HeadsOf(decode, 12, 2, 8), 6) << "a divisor";
-  EXPECT_EQ(HeadsOf(decode, 7, 2, 8), 7);
-  EXPECT_EQ(HeadsOf(decode, 11, 2, 8), 1) << "none but 11 divides";
-  EXPECT_EQ(HeadsOf(std::vector<Seq>(64, {5, 2048}), 8, 2, 8), 8) << "drafts";
+  EXPECT_EQ(HeadsOf(decode, 8, 2), 8);
+  EXPECT_EQ(HeadsOf(decode, 4, 2), 4);
+  EXPECT_EQ(HeadsOf(decode, 1, 2), 1);
+  EXPECT_EQ(HeadsOf(decode, 32, 2), 8);
+  EXPECT_EQ(HeadsOf(decode, 12, 2), 6) << "a divisor";
+  EXPECT_EQ(HeadsOf(decode, 7, 2), 7);
+  EXPECT_EQ(HeadsOf(decode, 11, 2), 1) << "none but 11 divides";
+  EXPECT_EQ(HeadsOf(std::vector<Seq>(64, {5, 2048}), 8, 2), 8) << "drafts";
 }
 
 TEST(HeadsPlanTest, EveryWorkerKeepsEnoughThreadgroups) {
   std::vector<Seq> ragged;
   for (int i = 0; i < 64; ++i) ragged.push_back({1, 1000 + 13 * i});
-  EXPECT_EQ(HeadsOf(ragged, 8, 2, 8), 8);
-  EXPECT_EQ(HeadsOf(ragged, 8, 32, 8), 1);
+  EXPECT_EQ(HeadsOf(ragged, 8, 2), 8);
+  EXPECT_EQ(HeadsOf(ragged, 8, 32), 1);
   ragged.resize(20);
-  EXPECT_EQ(HeadsOf(ragged, 8, 2, 8), 8);
-  EXPECT_EQ(HeadsOf(ragged, 8, 4, 8), 4);
+  EXPECT_EQ(HeadsOf(ragged, 8, 2), 8);
+  EXPECT_EQ(HeadsOf(ragged, 8, 4), 4);
   // Equal ones that deal out evenly need no reserve.
-  EXPECT_EQ(HeadsOf(std::vector<Seq>(8, {1, 700}), 4, 2, 8), 4);
-  EXPECT_EQ(HeadsOf(std::vector<Seq>(8, {1, 700}), 4, 8, 8), 4);
-  EXPECT_EQ(HeadsOf(std::vector<Seq>(9, {1, 700}), 4, 2, 8), 2);
+  EXPECT_EQ(HeadsOf(std::vector<Seq>(8, {1, 700}), 4, 2), 4);
+  EXPECT_EQ(HeadsOf(std::vector<Seq>(8, {1, 700}), 4, 8), 4);
+  EXPECT_EQ(HeadsOf(std::vector<Seq>(9, {1, 700}), 4, 2), 2);
   // One worker waits for nobody.
-  EXPECT_EQ(HeadsOf({{1, 700}}, 4, 1, 8), 4);
+  EXPECT_EQ(HeadsOf({{1, 700}}, 4, 1), 4);
 }
 
 // Spread, a threadgroup is one partition of its heads.
 TEST(HeadsPlanTest, SpreadPartitionsGoTogetherToo) {
-  const auto plan = Planned({{1, 32768}}, 4, 2, 8);
+  const auto plan = Planned({{1, 32768}}, 4, 2);
   EXPECT_TRUE(plan->spread);
   EXPECT_EQ(plan->heads_together, 4);
   EXPECT_EQ(plan->num_partitions, 32);
 }
 
 TEST(HeadsPlanTest, ManyRowsTakeOne) {
-  EXPECT_EQ(HeadsOf(std::vector<Seq>(8, {512, 512}), 4, 2, 8), 1);
+  EXPECT_EQ(HeadsOf(std::vector<Seq>(8, {512, 512}), 4, 2), 1);
   // What reads most K/V decides.
   std::vector<Seq> mixed(32, {1, 512});
   for (int i = 0; i < 4; ++i) mixed.push_back({512, 512});
-  EXPECT_EQ(HeadsOf(mixed, 4, 2, 8), 4);
+  EXPECT_EQ(HeadsOf(mixed, 4, 2), 4);
   mixed.resize(2);
   mixed.push_back({2048, 8192});
-  EXPECT_EQ(HeadsOf(mixed, 4, 2, 8), 1);
+  EXPECT_EQ(HeadsOf(mixed, 4, 2), 1);
 }
 
 TEST(HeadsPlanTest, WhatIsAskedForIsTaken) {
   const std::vector<Seq> prefill = {{512, 512}};
-  EXPECT_EQ(HeadsOf(prefill, 8, 2, 1, Together(8)), 8);
-  EXPECT_EQ(HeadsOf(prefill, 8, 2, 1, Together(7)), 4);
-  EXPECT_EQ(HeadsOf(prefill, 8, 2, 1, Together(100)), 8);
+  EXPECT_EQ(HeadsOf(prefill, 8, 2, Together(8)), 8);
+  EXPECT_EQ(HeadsOf(prefill, 8, 2, Together(7)), 4);
+  EXPECT_EQ(HeadsOf(prefill, 8, 2, Together(100)), 8);
   const std::vector<Seq> decode(64, {1, 2048});
-  EXPECT_EQ(HeadsOf(decode, 8, 2, 8, Together(1)), 1);
+  EXPECT_EQ(HeadsOf(decode, 8, 2, Together(1)), 1);
 }
 
 TEST(HeadsPlanTest, ANegativeNumberIsRefused) {

@@ -109,7 +109,7 @@ void AddPlanOptionFlags(CLI::App* app, PlanOptions* options) {
 void AddHeadsTogetherFlag(CLI::App* app, int* heads) {
   app->add_option("--kv-heads-per-threadgroup", *heads,
                   "KV heads that a threadgroup computes, at most; 0 (default) "
-                  "= as the CPU and the batch suggest")
+                  "= up to 8, as the batch suggests")
       ->check(CLI::Range(0, 65536))
       ->type_name("N");
 }

@@ -97,10 +97,9 @@ struct PlanOptions {
   bool follow_homes = true;
   // KV heads that a threadgroup computes. A block of the pool holds all of them
   // side by side; where rows are few (decode, verification), reading them in
-  // one go may be faster. 0 = as many as the CPU's kernels gain from, where
-  // most K/V is read by few rows and every worker still has enough to do; else
-  // the largest number up to this one that divides the KV heads (of a shard).
-  // Results do not depend on it.
+  // one go is faster. 0 = up to 8, where most K/V is read by few rows and every
+  // worker still has enough to do; else the largest number up to this one that
+  // divides the KV heads (of a shard). Results do not depend on it.
   int kv_heads_per_threadgroup = 0;
 };
 
