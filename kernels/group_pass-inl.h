@@ -241,7 +241,7 @@ class GroupPass {
   HWY_INLINE void Hold(int tile) {
     holds_ = true;
     added_ = steps_ = tile * kTileSteps<Ops>;
-    p_at_ = slot_ * kMaxRows * ws_.p_stride - steps_;
+    p_at_ = slot_ * kTileRows<Ops> * ws_.p_stride - steps_;
     scores_ = reinterpret_cast<float*>(Weights(steps_));
   }
 
@@ -505,7 +505,7 @@ HWY_NOINLINE void AddRows(RunContext<Ops>& run, const Group& group, int tile,
 
 // What pass(integral_constant<int, rows>) returns: a group's rows as a
 // constant.
-template <int kMax = kMaxRows, class Pass>
+template <int kMax, class Pass>
 HWY_INLINE auto OfRows(int rows, const Pass& pass) {
   if constexpr (kMax > 1) {
     if (rows < kMax) return OfRows<kMax - 1>(rows, pass);
@@ -515,21 +515,21 @@ HWY_INLINE auto OfRows(int rows, const Pass& pass) {
 
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
-  OfRows(group.rows, [&](auto rows) HWY_ATTR {
+  OfRows<kTileRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
     PassRows<Ops, decltype(rows)::value, kFetch>(run, group);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE Unadded WeighUpToRows(RunContext<Ops>& run, const Group& group,
                                  int tile) {
-  return OfRows(group.rows, [&](auto rows) HWY_ATTR {
+  return OfRows<kTileRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
     return WeighRows<Ops, decltype(rows)::value, kFetch>(run, group, tile);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void AddUpToRows(RunContext<Ops>& run, const Group& group, int tile,
                             Unadded unadded) {
-  OfRows(group.rows, [&](auto rows) HWY_ATTR {
+  OfRows<kTileRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
     AddRows<Ops, decltype(rows)::value, kFetch>(run, group, tile, unadded);
   });
 }

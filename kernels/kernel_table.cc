@@ -111,7 +111,7 @@ constexpr Compiled kCompiled[] = {
 #endif
 #if (HWY_TARGETS & HWY_AVX3) && VARLANE_ALL_PASSES
     // what AVX3_BF16 does otherwise than AVX3 and any AVX-512 runs.
-    {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, "AVX3_4ROWS", true), HWY_AVX3,
+    {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, "AVX3_ZEN4", true), HWY_AVX3,
      kNoBf16},
 #endif
 };

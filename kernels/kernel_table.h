@@ -31,7 +31,7 @@ struct KvKernels {
 };
 
 struct KernelTable {
-  const char* name;  // "AVX3_BF16", "AVX3", "AVX2", "SSE4", ... "AVX3_4ROWS"
+  const char* name;  // "AVX3_BF16", "AVX3", "AVX2", "SSE4", ... "AVX3_ZEN4"
   bool has_fma;      // all tables that have it give the same bits
   const KvKernels* f32;
   const KvKernels* bf16;
@@ -44,7 +44,7 @@ struct KernelTable {
 };
 
 // Compiled in and runnable on this CPU, best first but for what comes last:
-// AVX3_4ROWS, or AVX3_BF16 where its dot product is no gain; never empty.
+// AVX3_ZEN4, or AVX3_BF16 where its dot product is no gain; never empty.
 // Thread-safe.
 std::span<const KernelTable* const> SupportedKernels();
 

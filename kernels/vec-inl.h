@@ -65,8 +65,8 @@ constexpr int kMaxVecs = 4;
 constexpr int kMaxVecs = 2;
 #endif
 // Of a register tile. 6 rows by 4 vectors take 10 loads for 24 multiply-adds, 4
-// rows 8 for 16; but 6 leave hardly a register, and 4 suit groups of 4 heads.
-constexpr int kMaxRows = kIntelAvx512 ? 6 : 4;
+// rows 8 for 16.
+constexpr int kMaxRows = HWY_TARGET == HWY_AVX3 ? 6 : 4;
 
 HWY_INLINE V Zero() { return hn::Zero(D()); }
 HWY_INLINE V Broadcast(float x) { return hn::Set(D(), x); }
@@ -394,6 +394,14 @@ struct OpsBf16Wide : OpsBf16 {
 // Bytes of the cache in one lane, and in one vector.
 template <class Ops>
 constexpr size_t kLaneBytes = Ops::kPack * sizeof(typename Ops::Cache);
+
+// Rows of a register tile, at most. Zen 4's dot product does without 6, which
+// leave hardly a register (prefill 1 to 3% slower); f16, whose loads are
+// converted, gains 4 to 6% by them, and f32 is about even.
+template <class Ops>
+constexpr int kTileRows = kIntelAvx512 || Ops::kPack == 1
+                              ? kMaxRows
+                              : HWY_MIN(kMaxRows, 4);
 template <class Ops>
 constexpr size_t kVecBytes = kN* kLaneBytes<Ops>;
 

@@ -295,7 +295,7 @@ class VARLANE_EXPORT Attention {
 // The kernel tables compiled in that this CPU can run, best first; but last,
 // for comparison, what AMD's CPUs with avx512_bf16 take: on Intel's that have
 // it, whose dot product is the slower way to multiply, AVX3_BF16, and on other
-// CPUs with AVX-512 its f32 and f16 kernels, AVX3_4ROWS.
+// CPUs with AVX-512 its f32 and f16 kernels, AVX3_ZEN4.
 VARLANE_EXPORT std::vector<std::string> SupportedSimdTargets();
 
 }  // namespace varlane
