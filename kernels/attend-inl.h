@@ -1,7 +1,7 @@
 // Attention of one threadgroup: its rows against one sequence's context.
 //
 // Loop nest, from the outside: partition, chunk of 64 register groups, run of
-// key tiles (whose K/V stay in L2), KV head, then register group of kTileRows
+// key tiles (whose K/V stay in L2), KV head, then register group of kMaxRows
 // rows and key tile, or the other way round (run_pass-inl.h):
 //
 //   scores = q k^T (SteadyTile) -> p = softmax (SoftenRows) -> acc += p v
@@ -136,8 +136,9 @@ HWY_INLINE void AttendGroups(const AttendArgs& args, const RowGroups& groups) {
 template <class Ops>
 void AttendRows(const AttendArgs& args) {
   const ScopedFlushDenormals flush;
-  const RowGroups groups(args.num_tokens * args.group, args.num_kv_heads,
-                         TileRows<Ops>(args.group));
+  const int rows = args.num_tokens * args.group;
+  const RowGroups groups(rows, args.num_kv_heads,
+                         TileRows<Ops>(rows, args.group));
   if constexpr (kWidens<Ops>) {
     if (Widens<Ops>(groups)) {
       AttendGroups<Ops, typename WideOps<Ops>::Type>(args, groups);

@@ -241,7 +241,7 @@ class GroupPass {
   HWY_INLINE void Hold(int tile) {
     holds_ = true;
     added_ = steps_ = tile * kTileSteps<Ops>;
-    p_at_ = slot_ * kTileRows<Ops> * ws_.p_stride - steps_;
+    p_at_ = slot_ * kMaxRows * ws_.p_stride - steps_;
     scores_ = reinterpret_cast<float*>(Weights(steps_));
   }
 
@@ -515,21 +515,21 @@ HWY_INLINE auto OfRows(int rows, const Pass& pass) {
 
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
-  OfRows<kTileRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+  OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
     PassRows<Ops, decltype(rows)::value, kFetch>(run, group);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE Unadded WeighUpToRows(RunContext<Ops>& run, const Group& group,
                                  int tile) {
-  return OfRows<kTileRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+  return OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
     return WeighRows<Ops, decltype(rows)::value, kFetch>(run, group, tile);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void AddUpToRows(RunContext<Ops>& run, const Group& group, int tile,
                             Unadded unadded) {
-  OfRows<kTileRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+  OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
     AddRows<Ops, decltype(rows)::value, kFetch>(run, group, tile, unadded);
   });
 }

@@ -151,7 +151,7 @@ HWY_INLINE void WeighSums(V scale, float* weights, V (&acc)[R][NV], V& total) {
 }
 
 // The steps of a matrix product whose register tile is as the kernels have it:
-// kMaxVecs vectors by one operand of each of kTileRows rows, over and over
+// kMaxVecs vectors by one operand of each of kMaxRows rows, over and over
 // again those of one block that L1 holds. After every `weigh_steps` of them,
 // where that is not 0, the sums become weights as scores do.
 template <class Ops, int kExpDegree>
@@ -160,14 +160,14 @@ int64_t FedLimit(int64_t steps, int64_t weigh_steps, float* sink) {
   constexpr int64_t kBlockSteps = 64;
   constexpr size_t kStepBytes = kMaxVecs * kVecBytes<Ops>;
   alignas(64) std::byte lanes[kBlockSteps * kStepBytes];
-  alignas(64) Operand rows[kBlockSteps][kTileRows<Ops>];  // short distances
-  alignas(64) float weights[kTileRows<Ops> * kMaxVecs * kN];
+  alignas(64) Operand rows[kBlockSteps][kMaxRows];  // short distances
+  alignas(64) float weights[kMaxRows * kMaxVecs * kN];
   // 0.01 in fp32 and in bf16; no compiler can know.
   const volatile int seed = 0x3c;
   std::memset(lanes, seed, sizeof(lanes));
   std::memset(rows, seed, sizeof(rows));
   const volatile float scale = 1.0f;
-  V acc[kTileRows<Ops>][kMaxVecs];
+  V acc[kMaxRows][kMaxVecs];
   for (auto& row : acc) {
     for (V& sum : row) sum = Zero();
   }
@@ -177,15 +177,14 @@ int64_t FedLimit(int64_t steps, int64_t weigh_steps, float* sink) {
   for (; done < steps; done += tile_steps) {
     for (int64_t left = tile_steps; left > 0; left -= kBlockSteps) {
       const std::byte* lane = lanes;
-      const Operand(*row)[kTileRows<Ops>] = rows;
-      const Operand(*const end)[kTileRows<Ops>] =
-          rows + HWY_MIN(left, kBlockSteps);
+      const Operand(*row)[kMaxRows] = rows;
+      const Operand(*const end)[kMaxRows] = rows + HWY_MIN(left, kBlockSteps);
       HWY_UNROLL(2) for (; row != end; ++row) {
         const auto from = [&](int v) HWY_ATTR {
           return lane + static_cast<size_t>(v) * kVecBytes<Ops>;
         };
         const auto by = [&](int r) HWY_ATTR { return &(*row)[r]; };
-        MultiplyStep<Ops, kTileRows<Ops>, kMaxVecs>(from, by, acc);
+        MultiplyStep<Ops, kMaxRows, kMaxVecs>(from, by, acc);
         lane += kStepBytes;
       }
     }
@@ -197,8 +196,7 @@ int64_t FedLimit(int64_t steps, int64_t weigh_steps, float* sink) {
     for (const V& part : row) total = hn::Add(total, part);
   }
   AddTo(sink, total);
-  return done * kTileRows<Ops> * kMaxVecs * static_cast<int64_t>(kN) * 2 *
-         Ops::kPack;
+  return done * kMaxRows * kMaxVecs * static_cast<int64_t>(kN) * 2 * Ops::kPack;
 }
 
 }  // namespace VARLANE_NS

@@ -23,14 +23,19 @@ constexpr int kRunGroups = kRun * kGroups;
 constexpr int kUnit = 2;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 
-// kTileRows where `group` rows are one token's. Rows that end at different keys
-// do so one by one, so groups of 4 heads are left whole (Zen 4, f32, 6 rows
-// instead: 1 to 2% slower), but for conversions' sake.
+// Rows of a register tile, at most, where a threadgroup has `rows` of a KV
+// head, `group` of them one token's. On Zen 4 rows that end at different keys
+// do so one by one, so f32 leaves groups of 4 whole (6 rows: 1 to 2% slower),
+// while conversions are worth sharing (f16, 6 rows: 4 to 6% faster). Its dot
+// product takes 6 only where a few groups become fewer: 5 rows are one, 10 are
+// two.
 template <class Ops>
-HWY_INLINE int TileRows(int group) {
+HWY_INLINE int TileRows(int rows, int group) {
   constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
-  const bool whole = !kIntelAvx512 && !kConverts && group % 4 == 0;
-  return whole ? HWY_MIN(kTileRows<Ops>, 4) : kTileRows<Ops>;
+  if constexpr (kIntelAvx512) return kMaxRows;
+  bool four = !kConverts && group % 4 == 0;
+  if constexpr (Ops::kPack == 2) four = rows > 2 * kMaxRows;
+  return four ? HWY_MIN(kMaxRows, 4) : kMaxRows;
 }
 
 // How the rows of each KV head are cut into register groups of 1 to `most`, as

@@ -394,14 +394,6 @@ struct OpsBf16Wide : OpsBf16 {
 // Bytes of the cache in one lane, and in one vector.
 template <class Ops>
 constexpr size_t kLaneBytes = Ops::kPack * sizeof(typename Ops::Cache);
-
-// Rows of a register tile, at most. Zen 4's dot product does without 6, which
-// leave hardly a register (prefill 1 to 3% slower); f16, whose loads are
-// converted, gains 4 to 6% by them, and f32 is about even.
-template <class Ops>
-constexpr int kTileRows = kIntelAvx512 || Ops::kPack == 1
-                              ? kMaxRows
-                              : HWY_MIN(kMaxRows, 4);
 template <class Ops>
 constexpr size_t kVecBytes = kN* kLaneBytes<Ops>;
 
