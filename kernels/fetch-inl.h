@@ -74,6 +74,42 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
   run.score_fetch.again = run.value_fetch.again = true;
 }
 
+// A single group of kZen5, which adds a tile's values after the next one's
+// scores. While scores of `tile` are computed: what is read after its keys.
+template <class Ops>
+HWY_INLINE void AimScores(RunContext<Ops>& run, int tile) {
+  AimNowhere(run);
+  run.score_fetch.again = run.several;
+  if (tile == 0 && run.tiles > 1) {
+    const auto* k = run.pages->k + kGroups;
+    FetchKeys(run, k, k + kGroups, Pieces::kTogether, run.score_fetch);
+  } else {
+    const auto* v = run.pages->v + HWY_MAX(tile - 1, 0) * kGroups;
+    FetchValues(run, v, v + kGroups, Pieces::kTogether, run.score_fetch);
+  }
+}
+
+// While values of `tile` are added: what is read after those, keys two tiles
+// on, the last tile's values, or the next run.
+template <class Ops>
+HWY_INLINE void AimValues(RunContext<Ops>& run, int tile) {
+  Prefetch& fetch = run.value_fetch;
+  fetch.Idle(run.pages->k[0]);
+  fetch.again = run.several;
+  fetch.onward = KeyHead(run.pages->k, 0);
+  if (tile + 2 == run.tiles) {
+    const auto* v = run.pages->v + (tile + 1) * kGroups;
+    FetchValues(run, v, v + kGroups, Pieces::kTogether, fetch);
+    return;
+  }
+  const std::byte* const* k = nullptr;
+  if (tile + 2 < run.tiles) k = run.pages->k + (tile + 2) * kGroups;
+  if (tile + 1 == run.tiles && run.next != nullptr) k = run.next->k;
+  if (k == nullptr) return;
+  FetchKeys(run, k, k + kGroups, Pieces::kTogether, fetch);
+  fetch.onward = KeyHead(k, run.key_stride);
+}
+
 // Several: the next run is dealt out over them; this one is `turn` of `turns`,
 // the only one where they take turns at each tile.
 template <class Ops>

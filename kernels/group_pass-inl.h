@@ -55,11 +55,32 @@ template <class Ops>
 HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,
                                 int acc_floats) {
   StreamHead head;
-  for (int i = 0; i < kMaxVecs; ++i) {
+  for (int i = 0; i < kHeadLines; ++i) {
     head.line[i] = group + VecOffset<Ops>(vec) + i * 64;
   }
   head.stride = ValueStride<Ops>(acc_floats);
   return head;
+}
+
+// The same as Values, all dims of two rows at a time: what is read stands in
+// one go, not in two halves (Zen 5, from DRAM, head size 128: 2 to 5% faster,
+// from L3 slower). Two rows at most fetch twice as much a step.
+template <class Ops, int R>
+HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
+                           const std::byte* const* groups, int begin, int end,
+                           float* acc, int acc_floats, Prefetch& fetch) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;
+  constexpr int kRows = HWY_MIN(R, 2);
+  const StreamHead onward = fetch.onward;
+  HWY_UNROLL(1) for (int r = 0; r < R; r += kRows) {
+    fetch.onward = r + kRows < R
+                       ? ValueHead<Ops>(groups[begin / kSteps], 0, acc_floats)
+                       : onward;
+    ValueTile<Ops, kRows, 2 * kMaxVecs, kFetchNear, R <= 2 ? 2 : 1>(
+        p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,
+        ValueStride<Ops>(acc_floats), false, begin, end, acc + r * acc_floats,
+        static_cast<size_t>(acc_floats), fetch);
+  }
 }
 
 // acc += p v of R rows, lane steps [begin, end) of the groups, all dims, `p`
@@ -72,6 +93,13 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
   const StreamHead onward = fetch.onward;
   const size_t stride = ValueStride<Ops>(acc_floats);
   const int vecs = acc_floats / static_cast<int>(kN);
+  if constexpr (kZen5 && kFetch == kFetchNear && (R == 4 || R <= 2)) {
+    if (vecs == 2 * kMaxVecs && fetch.again) {
+      WideValues<Ops, R>(p, p_stride, groups, begin, end, acc, acc_floats,
+                         fetch);
+      return;
+    }
+  }
   const int passes = (vecs + kMaxVecs - 1) / kMaxVecs;
   for (int i = 0; i < passes; ++i) {
     const int first = vecs * i / passes;
@@ -200,6 +228,7 @@ class GroupPass {
         modified_(args_.softcap != 0 || args_.alibi_slopes != nullptr) {}
 
   HWY_INLINE void Run() {
+    if constexpr (kByTile) return RunByTile();
     for (int tile = 0; tile < run_.tiles; ++tile) {
       if constexpr (kInUnits) {
         if (tile % kUnit == 0) BeginUnit(tile);
@@ -236,6 +265,26 @@ class GroupPass {
  private:
   static constexpr int kPack = Ops::kPack;
   static constexpr bool kInUnits = kIntelAvx512 && kFetch == kFetchNear;
+  static constexpr bool kByTile = kZen5 && kFetch == kFetchNear;
+
+  // Each tile's values after the next one's scores, beside which its weights
+  // are computed: what is fetched is read soon, and fetching never pauses for
+  // long.
+  HWY_INLINE void RunByTile() {
+    for (int tile = 0; tile < run_.tiles; ++tile) {
+      AimScores(run_, tile);
+      run_.row_fetches.Step();
+      if (!PassTile(tile)) break;
+      if (tile > 0 && softening_ == tile) {
+        AimValues(run_, tile - 1);
+        AddValues(tile * kTileSteps<Ops>);
+      }
+    }
+    Soften();
+    AimValues(run_, run_.tiles - 1);
+    AddValues(steps_);
+    run_.row_fetches.Finish();
+  }
 
   // A single tile, whose weights wait where its scores stood.
   HWY_INLINE void Hold(int tile) {
@@ -311,7 +360,9 @@ class GroupPass {
     if constexpr (kFetch == kFetchNear) {
       constexpr int kSteps = kGroupTokens / kPack;
       const bool values_follow =
-          tile + 1 == run_.tiles || (kInUnits && (tile + 1) % kUnit == 0);
+          kByTile
+              ? tile > 0 || run_.tiles == 1
+              : tile + 1 == run_.tiles || (kInUnits && (tile + 1) % kUnit == 0);
       run_.score_fetch.onward =
           values_follow
               ? ValueHead<Ops>(run_.pages->v[added_ / kSteps], 0,

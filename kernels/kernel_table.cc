@@ -25,10 +25,11 @@ namespace varlane {
   extern const KvKernels kKvF16;     \
   extern const LimitKernels kLimits; \
   }
-#define VARLANE_TABLE(ns, name, fma) VARLANE_TABLE_OF(ns, ns, name, fma)
-// `bf16` is the namespace of what multiplies bf16, `ns` that of the rest.
-#define VARLANE_TABLE_OF(ns, bf16, name, fma) \
-  { name, fma, &ns::kKvF32, &bf16::kKvBf16, &ns::kKvF16, &bf16::kLimits }
+#define VARLANE_TABLE(ns, name, fma) VARLANE_TABLE_OF(ns, ns, ns, name, fma)
+// `bf16` is the namespace of what multiplies bf16, `limits` that of the limits,
+// `ns` that of the rest.
+#define VARLANE_TABLE_OF(ns, bf16, limits, name, fma) \
+  { name, fma, &ns::kKvF32, &bf16::kKvBf16, &ns::kKvF16, &limits::kLimits }
 
 VARLANE_DECLARE_TARGET(HWY_NAMESPACE)  // the static target
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
@@ -36,6 +37,7 @@ VARLANE_DECLARE_TARGET(N_AVX3)
 #endif
 #if HWY_TARGETS & HWY_AVX3
 VARLANE_DECLARE_TARGET(N_AVX3_BF16)
+VARLANE_DECLARE_TARGET(N_AVX3_ZEN5)  // whose limits are AVX3_BF16's
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX2 && (HWY_TARGETS & HWY_AVX2)
 VARLANE_DECLARE_TARGET(N_AVX2)
@@ -47,9 +49,10 @@ VARLANE_DECLARE_TARGET(N_SSE4)
 namespace {
 
 // What avx512_bf16 is worth to a CPU: it has none; its dot product takes longer
-// than the two fp32 multiply-adds that stand for it; or it is twice as fast.
-enum Bf16 : uint8_t { kNoBf16 = 1, kSlowBf16 = 2, kFastBf16 = 4 };
-constexpr uint8_t kAnyCpu = kNoBf16 | kSlowBf16 | kFastBf16;
+// than the two fp32 multiply-adds that stand for it; or it is twice as fast, on
+// Zen 4 and any CPU we do not know, or on Zen 5.
+enum Bf16 : uint8_t { kNoBf16 = 1, kSlowBf16 = 2, kFastBf16 = 4, kZen5 = 8 };
+constexpr uint8_t kAnyCpu = kNoBf16 | kSlowBf16 | kFastBf16 | kZen5;
 
 struct Compiled {
   KernelTable table;
@@ -82,17 +85,22 @@ constexpr const char* kStaticName =
     "STATIC";
 #endif
 
+// An AMD pass, whose kernels of other caches sanitizer builds spare.
 #if VARLANE_ALL_PASSES
-#define VARLANE_AVX3_BF16 VARLANE_TABLE(N_AVX3_BF16, "AVX3_BF16", true)
+#define VARLANE_AMD_TABLE(ns, name) \
+  VARLANE_TABLE_OF(ns, ns, N_AVX3_BF16, name, true)
 #else
-#define VARLANE_AVX3_BF16 \
-  VARLANE_TABLE_OF(N_AVX3, N_AVX3_BF16, "AVX3_BF16", true)
+#define VARLANE_AMD_TABLE(ns, name) \
+  VARLANE_TABLE_OF(N_AVX3, ns, N_AVX3_BF16, name, true)
 #endif
+#define VARLANE_AVX3_BF16 VARLANE_AMD_TABLE(N_AVX3_BF16, "AVX3_BF16")
+#define VARLANE_AVX3_ZEN5 VARLANE_AMD_TABLE(N_AVX3_ZEN5, "AVX3_ZEN5")
 
 // Best first, but for those at the end.
 constexpr Compiled kCompiled[] = {
 #if HWY_TARGETS & HWY_AVX3
-    {VARLANE_AVX3_BF16, HWY_AVX3, kFastBf16},
+    {VARLANE_AVX3_ZEN5, HWY_AVX3, kZen5},
+    {VARLANE_AVX3_BF16, HWY_AVX3, kFastBf16 | kZen5},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
     {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, kAnyCpu},
@@ -108,10 +116,11 @@ constexpr Compiled kCompiled[] = {
 // Never the best, to be tested and compared where nothing else would run it:
 #if HWY_TARGETS & HWY_AVX3
     {VARLANE_AVX3_BF16, HWY_AVX3, kSlowBf16},
+    {VARLANE_AVX3_ZEN5, HWY_AVX3, kSlowBf16 | kFastBf16},
 #endif
 #if (HWY_TARGETS & HWY_AVX3) && VARLANE_ALL_PASSES
     // what AVX3_BF16 does otherwise than AVX3 and any AVX-512 runs.
-    {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, "AVX3_ZEN4", true), HWY_AVX3,
+    {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, N_AVX3, "AVX3_ZEN4", true), HWY_AVX3,
      kNoBf16},
 #endif
 };
@@ -130,7 +139,12 @@ Bf16 CpuBf16() {
     return kNoBf16;
   }
   __cpuid(0, a, b, c, d);
-  return b == signature_INTEL_ebx ? kSlowBf16 : kFastBf16;
+  if (b == signature_INTEL_ebx) return kSlowBf16;
+  if (b != signature_AMD_ebx) return kFastBf16;
+  __cpuid(1, a, b, c, d);
+  constexpr unsigned kLastZen4Family = 0x19;
+  const unsigned family = (a >> 8 & 0xf) + (a >> 20 & 0xff);
+  return family > kLastZen4Family ? kZen5 : kFastBf16;
 #else
   return kNoBf16;
 #endif

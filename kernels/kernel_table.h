@@ -31,7 +31,7 @@ struct KvKernels {
 };
 
 struct KernelTable {
-  const char* name;  // "AVX3_BF16", "AVX3", "AVX2", "SSE4", ... "AVX3_ZEN4"
+  const char* name;  // "AVX3_ZEN5", "AVX3_BF16", "AVX3", "AVX2", "SSE4", ...
   bool has_fma;      // all tables that have it give the same bits
   const KvKernels* f32;
   const KvKernels* bf16;
@@ -43,9 +43,9 @@ struct KernelTable {
   }
 };
 
-// Compiled in and runnable on this CPU, best first but for what comes last:
-// AVX3_ZEN4, or AVX3_BF16 where its dot product is no gain; never empty.
-// Thread-safe.
+// Compiled in and runnable on this CPU, best first but for what comes last,
+// tables of other CPUs: AVX3_ZEN5, AVX3_BF16 where its dot product is no gain,
+// AVX3_ZEN4 where there is none; never empty. Thread-safe.
 std::span<const KernelTable* const> SupportedKernels();
 
 // The best for "", else the one of that name; null where there is none.

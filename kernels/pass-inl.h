@@ -1,10 +1,11 @@
 // One compilation of all kernels, for the target and namespace in force.
 //
 // A .cc includes this once per Highway target with VARLANE_NS naming that
-// target's namespace, and once more for AVX3_BF16. Highway 1.0.3 has no target
-// with avx512_bf16, so in the AVX3 pass of the bf16 cache we widen the target
-// string and compile again into a namespace of our own, calling Highway's AVX3
-// functions (whose features are a subset, hence inlinable).
+// target's namespace, and twice more for AMD's CPUs: AVX3_BF16 and AVX3_ZEN5.
+// Highway 1.0.3 has no target with avx512_bf16, so in the AVX3 pass of the bf16
+// cache we widen the target string and compile again into namespaces of our
+// own, calling Highway's AVX3 functions (whose features are a subset, hence
+// inlinable).
 //
 // No guard: it is meant to be included again.
 // SPDX-License-Identifier: Apache-2.0

@@ -1,15 +1,18 @@
-// The passes of one foreach_target round: the target's own, and AVX3_BF16.
+// The passes of one foreach_target round: the target's own, and in AVX3's the
+// two for AMD's CPUs: AVX3_BF16, which suits Zen 4, and AVX3_ZEN5.
 //
 // VARLANE_OPS names the Ops of vec-inl.h, VARLANE_KV the KvKernels to define in
 // each target's namespace. VARLANE_MULTIPLIES_BF16 says whether they have a use
-// for avx512_bf16; those that have not differ in AVX3_BF16 by what its CPUs are
-// like. No guard: included once per round.
+// for avx512_bf16; those that have not differ in AMD's passes by what its CPUs
+// are like. No guard: included once per round.
 // SPDX-License-Identifier: Apache-2.0
 
 #undef VARLANE_NS
 #define VARLANE_NS HWY_NAMESPACE
 #undef VARLANE_FAST_BF16
 #define VARLANE_FAST_BF16 0
+#undef VARLANE_ZEN5
+#define VARLANE_ZEN5 0
 #undef VARLANE_NATIVE_BF16
 #define VARLANE_NATIVE_BF16 0
 HWY_BEFORE_NAMESPACE();
@@ -23,8 +26,6 @@ constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
 HWY_AFTER_NAMESPACE();
 
 #if HWY_TARGET == HWY_AVX3 && (VARLANE_MULTIPLIES_BF16 || VARLANE_ALL_PASSES)
-#undef VARLANE_NS
-#define VARLANE_NS N_AVX3_BF16
 #undef VARLANE_FAST_BF16
 #define VARLANE_FAST_BF16 1
 #if VARLANE_MULTIPLIES_BF16
@@ -33,6 +34,23 @@ HWY_AFTER_NAMESPACE();
 #undef VARLANE_NATIVE_BF16
 #define VARLANE_NATIVE_BF16 1
 #endif
+
+#undef VARLANE_NS
+#define VARLANE_NS N_AVX3_BF16
+HWY_BEFORE_NAMESPACE();
+#include "kernels/pass-inl.h"
+namespace varlane {
+namespace VARLANE_NS {
+extern const KvKernels VARLANE_KV;
+constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
+}  // namespace VARLANE_NS
+}  // namespace varlane
+HWY_AFTER_NAMESPACE();
+
+#undef VARLANE_NS
+#define VARLANE_NS N_AVX3_ZEN5
+#undef VARLANE_ZEN5
+#define VARLANE_ZEN5 1
 HWY_BEFORE_NAMESPACE();
 #include "kernels/pass-inl.h"
 namespace varlane {

@@ -38,7 +38,8 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
                           const Chunk& chunk, const Group& group) {
   if constexpr (kFetches) {
     if (groups.count == 1) {
-      if constexpr (!kIntelAvx512) AimRun(run);  // else unit by unit
+      // Else unit by unit or tile by tile.
+      if constexpr (!kIntelAvx512 && !kZen5) AimRun(run);
       PassUpToRows<Ops, kFetchNear>(run, group);
       return;
     }

@@ -3,7 +3,8 @@
 // Included before any Highway header in every file that has a foreach pass.
 //
 //   AVX3_BF16  our own pass: AVX3 plus avx512_bf16 (see pass-inl.h), which
-//              only kernels of the bf16 cache multiply with; AMD's from Zen 4
+//              only kernels of the bf16 cache multiply with; AMD's Zen 4
+//   AVX3_ZEN5  the same, fetching and cutting rows as suits Zen 5
 //   AVX3       AVX-512 F/BW/CD/DQ/VL: Intel's CPUs (vec-inl.h), also those that
 //              have avx512_bf16, since it is slower there (kernel_table.cc)
 //   AVX2       the first with FMA: from here up all give the same bits
@@ -22,7 +23,7 @@
 #define VARLANE_LATER_X86_TARGETS ((1LL << 3) | (1LL << 4) | (1LL << 6))
 
 // Sanitizer builds (see CMakeLists.txt) do with one target of 128 bits,
-// and with AVX3_BF16 for the bf16 cache alone.
+// and with AVX3_BF16 and AVX3_ZEN5 for the bf16 cache alone.
 #ifdef VARLANE_FEWER_TARGETS
 #define VARLANE_SPARED_TARGETS HWY_SSE4
 #define VARLANE_ALL_PASSES 0

@@ -95,7 +95,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
                        : stop + part * sizeof(*q);
     RepeatStep<Ops>(
         x, stop, [&]() HWY_ATTR __attribute__((always_inline)) {
-          fetcher.Step();
+          fetcher.Step(lane[NV - 1] + at);
           ahead.Step();
           const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
           const auto by = [&](int r) HWY_ATTR {
@@ -175,7 +175,9 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
 // stride   bytes from one step of a group to the next
 // on_end   from one group to the next too (never with kFetchNear)
 // acc      rows acc_stride floats apart
-template <class Ops, int R, int NV, FetchMode kFetch>
+//
+// kFetches  a step's steps of fetching
+template <class Ops, int R, int NV, FetchMode kFetch, int kFetches = 1>
 HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
                             size_t p_stride,
                             const std::byte* const* HWY_RESTRICT v,
@@ -214,7 +216,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     }
     RepeatStep<Ops>(
         x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
-          fetcher.Step();
+          HWY_UNROLL(2) for (int i = 0; i < kFetches; ++i) fetcher.Step(lane);
           ahead.Step();
           const auto from = [&](int i) HWY_ATTR {
             return lane + static_cast<size_t>(i) * kVecBytes<Ops>;

@@ -36,7 +36,8 @@
 // and Emerald Rapids: all 512-bit arithmetic takes the ports of the two
 // multipliers, so nothing hides behind multiply-adds; loads are scarce while
 // the core's other thread runs; a prefetch waits for room and is not dropped.
-// What the other passes do was measured on Zen 4.
+// What the other passes do was measured on Zen 4, that of VARLANE_ZEN5 on
+// Zen 5.
 #undef VARLANE_INTEL_AVX512
 #if HWY_TARGET == HWY_AVX3 && !VARLANE_FAST_BF16
 #define VARLANE_INTEL_AVX512 1
@@ -49,6 +50,7 @@ namespace VARLANE_NS {
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr bool kIntelAvx512 = VARLANE_INTEL_AVX512;
+constexpr bool kZen5 = VARLANE_ZEN5;
 
 using D = hn::CappedTag<float, kLanes>;
 using DU = hn::Rebind<uint32_t, D>;

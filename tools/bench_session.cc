@@ -123,8 +123,10 @@ Result<double> BenchSession::AttentionPeak(DType dtype, int head_size) {
 Result<Runtime*> BenchSession::DotRuntime(DType dtype) {
   static constexpr const char* kTarget = "AVX3_BF16";
   const std::vector<std::string> targets = SupportedSimdTargets();
-  const bool is_best = attention()->simd_target() == targets.front();
-  if (dtype != DType::kBF16 || !is_best || targets.front() == kTarget ||
+  // The best without a dot product, where that is the slower way.
+  const bool is_best = attention()->simd_target() == targets.front() &&
+                       targets.front() == "AVX3";
+  if (dtype != DType::kBF16 || !is_best ||
       std::ranges::find(targets, kTarget) == targets.end()) {
     return runtime();
   }

@@ -57,6 +57,12 @@ MUTATIONS = [
     ("later rows' block ids not validated", PLAN,
      "DivCeil<int64_t>(mask.high(q_len - 1), block_size)",
      "DivCeil<int64_t>(mask.high(0), block_size)"),
+    ("values of a tile that has no weights yet", GROUP_PASS,
+     "AddValues(tile * kTileSteps<Ops>);\n      }",
+     "AddValues((tile + 1) * kTileSteps<Ops>);\n      }"),
+    ("two rows at a time, always the same weights", GROUP_PASS,
+     "p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,",
+     "p, static_cast<size_t>(p_stride), groups, 0,"),
     # --- blocks, tiles, rows ---
     ("neighbouring token groups swapped", WORKSPACE,
      "begin + g * kGroupTokens, first",
