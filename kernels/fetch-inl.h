@@ -79,7 +79,7 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
 template <class Ops>
 HWY_INLINE void AimScores(RunContext<Ops>& run, int tile) {
   AimNowhere(run);
-  run.score_fetch.again = run.several;
+  run.score_fetch.again = true;
   if (tile == 0 && run.tiles > 1) {
     const auto* k = run.pages->k + kGroups;
     FetchKeys(run, k, k + kGroups, Pieces::kTogether, run.score_fetch);

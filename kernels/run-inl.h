@@ -27,14 +27,14 @@ static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 // head, `group` of them one token's. On Zen 4 rows that end at different keys
 // do so one by one, so f32 leaves groups of 4 whole (6 rows: 1 to 2% slower; on
 // Zen 5 3 to 5% faster), while conversions are worth sharing (f16, 6 rows: 4 to
-// 6% faster). The dot product takes 6 only where a few groups become fewer: 5
-// rows are one, 10 are two.
+// 6% faster). Zen 4's dot product takes 6 only where a few groups become fewer:
+// 5 rows are one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
 template <class Ops>
 HWY_INLINE int TileRows(int rows, int group) {
   constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
   if constexpr (kIntelAvx512) return kMaxRows;
   bool four = !kZen5 && !kConverts && group % 4 == 0;
-  if constexpr (Ops::kPack == 2) four = rows > 2 * kMaxRows;
+  if constexpr (Ops::kPack == 2 && !kZen5) four = rows > 2 * kMaxRows;
   return four ? HWY_MIN(kMaxRows, 4) : kMaxRows;
 }
 
@@ -59,10 +59,15 @@ struct RowGroups {
 // stand on 128 of them or more (a Xeon with AMX, blocks of 16 tokens: 2 and 3
 // groups 5% faster in 16 bits and 12% in f32, 4 to 7 of bf16 2 to 4%, of others
 // 2 to 3% slower). Several groups on Zen 5 take a quarter: what they read again
-// is in L2 for sure (verify of 5 tokens 9% faster, prefill 1 to 4%).
+// is in L2 for sure (verify of 5 tokens 9% faster, f32 prefill 2 to 4%); but
+// many groups of dot products the whole, most of whose tiles' weights are
+// computed beside the next one's scores (prefill chunk 3% faster).
 template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
-  if (kZen5) return groups.count > 1 ? kRunKeys / 4 : kRunKeys;
+  if constexpr (kZen5) {
+    const bool whole = groups.count == 1 || (Ops::kPack == 2 && groups.many());
+    return whole ? kRunKeys : kRunKeys / 4;
+  }
   constexpr int kFew = Ops::kPack == 2 ? 7 : 3;
   const bool halves = kIntelAvx512 && groups.count > 1 && groups.count <= kFew;
   return halves ? kRunKeys / 2 : kRunKeys;
