@@ -294,9 +294,10 @@ class VARLANE_EXPORT Attention {
 
 // The kernel tables compiled in that this CPU can run, best first; but last,
 // for comparison, what other CPUs take. Of AMD's with avx512_bf16 those are
-// AVX3_ZEN5 (Zen 5) and AVX3_BF16 (Zen 4, which Zen 5 has second): any CPU with
-// avx512_bf16 can run both, Intel's with the slower way to multiply; others with
-// AVX-512 the f32 and f16 kernels of the latter, AVX3_ZEN4.
+// AVX3_ZEN5 and AVX3_BF16 (Zen 4's, on Zen 5 the second best): any CPU with
+// avx512_bf16 can run both, though for Intel's it is the slower way to
+// multiply. Others with AVX-512 run the f32 and f16 kernels of the latter,
+// AVX3_ZEN4.
 VARLANE_EXPORT std::vector<std::string> SupportedSimdTargets();
 
 }  // namespace varlane
