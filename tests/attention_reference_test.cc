@@ -133,6 +133,20 @@ TEST_P(ReferenceTest, EveryGroupMatches) {
   }
 }
 
+// Several runs of keys at a common head size: what decode streams from memory.
+TEST_P(ReferenceTest, EveryGroupMatchesOverALongContext) {
+  for (const int group : {1, 2, 3, 4, 5, 6, 8}) {
+    CaseSpec spec;
+    spec.kv_dtype = GetParam();
+    spec.head_size = 128;
+    spec.kv_heads = 2;
+    spec.q_heads = 2 * group;
+    spec.seqs = {{1, 700}, {1, 1411}};
+    Check(spec);
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(ReferenceTest, EveryBlockSizeMatches) {
   for (const int block_size : {16, 32, 64, 128, 256}) {
     CaseSpec spec;
