@@ -51,5 +51,8 @@ constexpr KvKernels MakeKvKernels() {
           &AttendScratchBytes<Ops>, &MergeStateRows<Ops>};
 }
 
+extern const KvKernels VARLANE_KV;
+constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
+
 }  // namespace VARLANE_NS
 }  // namespace varlane

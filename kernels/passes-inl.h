@@ -17,12 +17,6 @@
 #define VARLANE_NATIVE_BF16 0
 HWY_BEFORE_NAMESPACE();
 #include "kernels/pass-inl.h"
-namespace varlane {
-namespace VARLANE_NS {
-extern const KvKernels VARLANE_KV;
-constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
-}  // namespace VARLANE_NS
-}  // namespace varlane
 HWY_AFTER_NAMESPACE();
 
 #if HWY_TARGET == HWY_AVX3 && (VARLANE_MULTIPLIES_BF16 || VARLANE_ALL_PASSES)
@@ -39,12 +33,6 @@ HWY_AFTER_NAMESPACE();
 #define VARLANE_NS N_AVX3_BF16
 HWY_BEFORE_NAMESPACE();
 #include "kernels/pass-inl.h"
-namespace varlane {
-namespace VARLANE_NS {
-extern const KvKernels VARLANE_KV;
-constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
-}  // namespace VARLANE_NS
-}  // namespace varlane
 HWY_AFTER_NAMESPACE();
 
 #undef VARLANE_NS
@@ -53,11 +41,5 @@ HWY_AFTER_NAMESPACE();
 #define VARLANE_ZEN5 1
 HWY_BEFORE_NAMESPACE();
 #include "kernels/pass-inl.h"
-namespace varlane {
-namespace VARLANE_NS {
-extern const KvKernels VARLANE_KV;
-constinit const KvKernels VARLANE_KV = MakeKvKernels<VARLANE_OPS>();
-}  // namespace VARLANE_NS
-}  // namespace varlane
 HWY_AFTER_NAMESPACE();
 #endif

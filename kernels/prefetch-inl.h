@@ -40,18 +40,6 @@ HWY_INLINE void FetchSoon(const std::byte* line) {
   __builtin_prefetch(line, 0, kIntelAvx512 || kZen5 ? 3 : 2);
 }
 
-#if VARLANE_ZEN5
-// 0, but not before `line` has been read.
-HWY_INLINE size_t ZeroOnceRead(const std::byte* line) {
-  uint32_t zero;
-  asm volatile("movl %1, %0\n\tandl $0, %0"
-               : "=r"(zero)
-               : "m"(*reinterpret_cast<const uint32_t*>(line))
-               : "cc");
-  return zero;
-}
-#endif
-
 // The first lines of what a micro-kernel reads: line[i] + step * stride.
 constexpr int kHeadLines = kZen5 ? 2 * kMaxVecs : kMaxVecs;
 struct StreamHead {
@@ -192,11 +180,7 @@ class Fetcher {
   // is dropped all the same asked for again, 8 steps ahead of its use; from L3
   // 8% by this alone).
   HWY_INLINE void StepPaced(const std::byte* read) {
-#if VARLANE_ZEN5
     StepTogether(ZeroOnceRead(read));
-#else
-    (void)read;
-#endif
   }
 
   // Near, as many lines as a register tile reads.

@@ -442,6 +442,21 @@ HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// 0, on Zen 5 not before `line` has been read.
+HWY_INLINE size_t ZeroOnceRead(const std::byte* line) {
+#if VARLANE_ZEN5
+  uint32_t zero;
+  asm volatile("movl %1, %0\n\tandl $0, %0"
+               : "=r"(zero)
+               : "m"(*reinterpret_cast<const uint32_t*>(line))
+               : "cc");
+  return zero;
+#else
+  (void)line;
+  return 0;
+#endif
+}
+
 // Flushes denormals while it lives: they would make results depend on the
 // instruction set (VDPBF16PS always flushes) and cost hundreds of cycles.
 class ScopedFlushDenormals {
