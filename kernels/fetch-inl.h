@@ -6,6 +6,24 @@
 namespace varlane {
 namespace VARLANE_NS {
 
+// Bytes from a step's first vector in the cache to vector `vec`.
+template <class Ops>
+HWY_INLINE size_t VecOffset(int vec) {
+  return static_cast<size_t>(vec) * kVecBytes<Ops>;
+}
+
+// The values of the group that stands at `group`, from vector `vec` on.
+template <class Ops>
+HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,
+                                int acc_floats) {
+  StreamHead head;
+  for (int i = 0; i < kHeadLines; ++i) {
+    head.line[i] = group + VecOffset<Ops>(vec) + i * 64;
+  }
+  head.stride = ValueStride<Ops>(acc_floats);
+  return head;
+}
+
 // Pieces [from, to) of the pool, each one 16-token group of K resp. V.
 template <class Ops>
 HWY_INLINE void FetchKeys(const RunContext<Ops>& run,
@@ -74,40 +92,56 @@ HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
   run.score_fetch.again = run.value_fetch.again = true;
 }
 
-// A single group of kZen5, which adds a tile's values after the next one's
-// scores. While scores of `tile` are computed: what is read after its keys.
+// What a single group of kZen5 reads: the keys or the values of a tile.
+struct TileHalf {
+  const std::byte* const* groups;  // null = nothing
+  bool values;
+};
+
+// So `fetch` brings `next` while what is read before it is computed.
+template <class Ops>
+HWY_INLINE void AimTile(RunContext<Ops>& run, TileHalf next, Prefetch& fetch) {
+  fetch.Idle(run.pages->k[0]);
+  if (next.groups == nullptr) {
+    fetch.onward = KeyHead(run.pages->k, 0);
+    return;
+  }
+  if (next.values) {
+    FetchValues(run, next.groups, next.groups + kGroups, Pieces::kTogether,
+                fetch);
+    fetch.onward = ValueHead<Ops>(next.groups[0], 0, run.ws->acc_floats);
+  } else {
+    FetchKeys(run, next.groups, next.groups + kGroups, Pieces::kTogether,
+              fetch);
+    fetch.onward = KeyHead(next.groups, run.key_stride);
+  }
+}
+
+// One that adds a tile's values after the next one's scores. While scores of
+// `tile` are computed: what is read after its keys.
 template <class Ops>
 HWY_INLINE void AimScores(RunContext<Ops>& run, int tile) {
-  AimNowhere(run);
+  const bool keys = tile == 0 && run.tiles > 1;
+  const TileHalf next = {keys ? run.pages->k + kGroups
+                              : run.pages->v + HWY_MAX(tile - 1, 0) * kGroups,
+                         !keys};
+  AimTile(run, next, run.score_fetch);
   run.score_fetch.again = true;
-  if (tile == 0 && run.tiles > 1) {
-    const auto* k = run.pages->k + kGroups;
-    FetchKeys(run, k, k + kGroups, Pieces::kTogether, run.score_fetch);
-  } else {
-    const auto* v = run.pages->v + HWY_MAX(tile - 1, 0) * kGroups;
-    FetchValues(run, v, v + kGroups, Pieces::kTogether, run.score_fetch);
-  }
 }
 
 // While values of `tile` are added: what is read after those, keys two tiles
 // on, the last tile's values, or the next run.
 template <class Ops>
 HWY_INLINE void AimValues(RunContext<Ops>& run, int tile) {
-  Prefetch& fetch = run.value_fetch;
-  fetch.Idle(run.pages->k[0]);
-  fetch.again = run.several;
-  fetch.onward = KeyHead(run.pages->k, 0);
+  TileHalf next = {nullptr, false};
   if (tile + 2 == run.tiles) {
-    const auto* v = run.pages->v + (tile + 1) * kGroups;
-    FetchValues(run, v, v + kGroups, Pieces::kTogether, fetch);
-    return;
+    next = {run.pages->v + (tile + 1) * kGroups, true};
+  } else if (tile + 2 < run.tiles) {
+    next = {run.pages->k + (tile + 2) * kGroups, false};
+  } else if (run.next != nullptr) {
+    next = {run.next->k, false};
   }
-  const std::byte* const* k = nullptr;
-  if (tile + 2 < run.tiles) k = run.pages->k + (tile + 2) * kGroups;
-  if (tile + 1 == run.tiles && run.next != nullptr) k = run.next->k;
-  if (k == nullptr) return;
-  FetchKeys(run, k, k + kGroups, Pieces::kTogether, fetch);
-  fetch.onward = KeyHead(k, run.key_stride);
+  AimTile(run, next, run.value_fetch);
 }
 
 // Several: the next run is dealt out over them; this one is `turn` of `turns`,

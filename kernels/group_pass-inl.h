@@ -21,12 +21,6 @@ HWY_INLINE void OfWidth(int width, const Tile& tile) {
   tile(std::integral_constant<int, 1>());
 }
 
-// Bytes from a step's first vector in the cache to vector `vec`.
-template <class Ops>
-HWY_INLINE size_t VecOffset(int vec) {
-  return static_cast<size_t>(vec) * kVecBytes<Ops>;
-}
-
 // Scores of R rows for the vectors of keys that hold [begin, end) of the tile
 // whose groups stand at `groups`.
 template <class Ops, int R, FetchMode kFetch>
@@ -50,18 +44,6 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
   }
 }
 
-// The values of the group that stands at `group`, from vector `vec` on.
-template <class Ops>
-HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,
-                                int acc_floats) {
-  StreamHead head;
-  for (int i = 0; i < kHeadLines; ++i) {
-    head.line[i] = group + VecOffset<Ops>(vec) + i * 64;
-  }
-  head.stride = ValueStride<Ops>(acc_floats);
-  return head;
-}
-
 // The same as Values, all dims of two rows at a time: what is read stands in
 // one go, not in two halves (Zen 5, from DRAM, head size 128: 2 to 5% faster,
 // from L3 slower). Two rows at most fetch twice as much a step.
@@ -76,7 +58,7 @@ HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
     fetch.onward = r + kRows < R
                        ? ValueHead<Ops>(groups[begin / kSteps], 0, acc_floats)
                        : onward;
-    ValueTile<Ops, kRows, 2 * kMaxVecs, kFetchNear, R <= 2 ? 2 : 1>(
+    ValueTile<Ops, kRows, 2 * kMaxVecs, kFetchPaced, R <= 2 ? 2 : 1>(
         p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,
         ValueStride<Ops>(acc_floats), false, begin, end, acc + r * acc_floats,
         static_cast<size_t>(acc_floats), fetch);
@@ -93,8 +75,8 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
   const StreamHead onward = fetch.onward;
   const size_t stride = ValueStride<Ops>(acc_floats);
   const int vecs = acc_floats / static_cast<int>(kN);
-  if constexpr (kZen5 && kFetch == kFetchNear && (R == 4 || R <= 2)) {
-    if (vecs == 2 * kMaxVecs && fetch.again) {
+  if constexpr (kFetch == kFetchPaced && (R == 4 || R <= 2)) {
+    if (vecs == 2 * kMaxVecs) {
       WideValues<Ops, R>(p, p_stride, groups, begin, end, acc, acc_floats,
                          fetch);
       return;
@@ -105,7 +87,7 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
     const int first = vecs * i / passes;
     const int next = vecs * (i + 1) / passes;
     const int width = next - first;
-    if constexpr (kFetch == kFetchNear) {
+    if constexpr (IsNear(kFetch)) {
       constexpr int kSteps = kGroupTokens / Ops::kPack;
       fetch.onward = i + 1 < passes ? ValueHead<Ops>(groups[begin / kSteps],
                                                      next, acc_floats)
@@ -207,6 +189,19 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
 // some see nothing or a part of.
 enum class Unadded : uint8_t { kNothing, kWhole, kRagged };
 
+// A tile whose scores wait to become weights.
+template <class Ops, int R>
+struct Waiting {
+  SoftenRows<Ops, R> rows;
+  bool any = false;
+
+  HWY_INLINE void Finish() {
+    if (!any) return;
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) rows.Row(r, 2);
+    any = false;
+  }
+};
+
 // One register group of R rows over a run of key tiles: scores tile by tile,
 // each tile's weights while the next one's scores are computed, then the values
 // of all of them. Or over a single tile, in two halves between which other
@@ -214,8 +209,11 @@ enum class Unadded : uint8_t { kNothing, kWhole, kRagged };
 template <class Ops, int R, FetchMode kFetch>
 class GroupPass {
  public:
-  HWY_INLINE GroupPass(RunContext<Ops>& run, const Group& group)
+  HWY_INLINE GroupPass(RunContext<Ops>& run, const RunPages& pages,
+                       const Group& group, Waiting<Ops, R>& waiting)
       : run_(run),
+        pages_(pages),
+        waiting_(waiting),
         ws_(*run.ws),
         args_(*run.args),
         local_(group.local),
@@ -236,16 +234,30 @@ class GroupPass {
       run_.row_fetches.Step();
       if (!PassTile(tile)) break;
     }
-    Soften();
+    waiting_.Finish();
     AddValues(steps_);
     run_.row_fetches.Finish();
+  }
+
+  // Of a tile whose values are added once the keys of several heads, this one
+  // the `slot`th, have been read: scores, and beside them the weights of the
+  // head before. False where nobody sees what comes after.
+  HWY_INLINE bool WeighBeside(int tile, int slot) {
+    HoldBeside(tile, slot);
+    return PassTile(tile);
+  }
+  // Whether that left something to AddBeside; the rest is done.
+  HWY_INLINE bool waits() const { return added_ < steps_; }
+  HWY_INLINE void AddBeside(int tile, int slot) {
+    HoldBeside(tile, slot);
+    AddValues(added_ + kTileSteps<Ops>);
   }
 
   // Scores and weights of one tile. Returns what AddTile has to add.
   HWY_INLINE Unadded WeighTile(int tile) {
     Hold(tile);
     PassTile(tile);
-    Soften();
+    waiting_.Finish();
     return ragged_           ? Unadded::kRagged
            : added_ < steps_ ? Unadded::kWhole
                              : Unadded::kNothing;
@@ -275,15 +287,21 @@ class GroupPass {
       AimScores(run_, tile);
       run_.row_fetches.Step();
       if (!PassTile(tile)) break;
-      if (tile > 0 && softening_ == tile) {
+      if (tile > 0 && waiting_.any) {
         AimValues(run_, tile - 1);
         AddValues(tile * kTileSteps<Ops>);
       }
     }
-    Soften();
+    waiting_.Finish();
     AimValues(run_, run_.tiles - 1);
     AddValues(steps_);
     run_.row_fetches.Finish();
+  }
+
+  // The weights of each head's tile where a run's would have those of a tile.
+  HWY_INLINE void HoldBeside(int tile, int slot) {
+    added_ = steps_ = tile * kTileSteps<Ops>;
+    p_at_ = slot * kTileSteps<Ops> - steps_;
   }
 
   // A single tile, whose weights wait where its scores stood.
@@ -317,7 +335,7 @@ class GroupPass {
   }
 
   HWY_INLINE void BeginUnit(int tile) {
-    Soften();
+    waiting_.Finish();
     AddValues(steps_);
     AimUnit(run_, tile);
   }
@@ -325,9 +343,9 @@ class GroupPass {
   // A tile that every row sees all of.
   HWY_INLINE void WholeTile(int tile) {
     const bool steady = ScoresOfWhole(tile);
-    softening_ = -1;
+    waiting_.any = false;
     if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
-      softening_ = tile;
+      waiting_ = {SoftenOf(tile), true};
       steps_ = (tile + 1) * kTileSteps<Ops>;
       return;
     }
@@ -342,32 +360,29 @@ class GroupPass {
     if constexpr (kTileVecs == kMaxVecs) {
       if (HWY_LIKELY(!modified_)) {
         if constexpr (kIntelAvx512) {
-          Soften();
+          waiting_.Finish();
           return Steady(tile, NoSide());
         } else {
-          return softening_ < 0 ? Steady(tile, NoSide())
-                                : Steady(tile, SoftenOf(softening_));
+          return waiting_.any ? Steady(tile, waiting_.rows)
+                              : Steady(tile, NoSide());
         }
       }
     }
-    Soften();
+    waiting_.Finish();
     ScoresOf(tile, 0, kKeyTile);
     return false;
   }
 
   // What is read after this tile's keys: the next one's, or values.
   HWY_INLINE void AimOnward(int tile) {
-    if constexpr (kFetch == kFetchNear) {
+    if constexpr (kFetch == kFetchNear && !kZen5) {
       constexpr int kSteps = kGroupTokens / kPack;
       const bool values_follow =
-          kByTile
-              ? tile > 0 || run_.tiles == 1
-              : tile + 1 == run_.tiles || (kInUnits && (tile + 1) % kUnit == 0);
+          tile + 1 == run_.tiles || (kInUnits && (tile + 1) % kUnit == 0);
       run_.score_fetch.onward =
           values_follow
-              ? ValueHead<Ops>(run_.pages->v[added_ / kSteps], 0,
-                               ws_.acc_floats)
-              : KeyHead(run_.pages->k + (tile + 1) * kGroups, run_.key_stride);
+              ? ValueHead<Ops>(pages_.v[added_ / kSteps], 0, ws_.acc_floats)
+              : KeyHead(pages_.k + (tile + 1) * kGroups, run_.key_stride);
     }
   }
 
@@ -375,14 +390,14 @@ class GroupPass {
   HWY_INLINE bool Steady(int tile, const Side& side) {
     AimOnward(tile);
     return SteadyTile<Ops, R, kFetch>(
-        q_, run_.pages->k + tile * kGroups, run_.key_stride,
+        q_, pages_.k + tile * kGroups, run_.key_stride,
         static_cast<size_t>(ws_.steps), side, ws_.rows + local_, scores_,
         run_.score_fetch);
   }
 
   // The last tile of rows that all end at its token `end`, but a whole one.
   HWY_NOINLINE void LastTile(int tile, int end) {
-    Soften();
+    waiting_.Finish();
     ScoresOf(tile, 0, end);
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       MaskScores(0, end, scores_ + r * kKeyTile);
@@ -402,15 +417,15 @@ class GroupPass {
     if constexpr (kPack == 2) {
       if (end % kPack == 0) return;
       HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        HalfStep<Ops, true>(run_.pages->v, Weights(whole) + r * ws_.p_stride,
-                            whole, acc_ + r * ws_.acc_floats, ws_.acc_floats);
+        HalfStep<Ops, true>(pages_.v, Weights(whole) + r * ws_.p_stride, whole,
+                            acc_ + r * ws_.acc_floats, ws_.acc_floats);
       }
     }
   }
 
   // A tile that some row sees nothing or a part of.
   HWY_NOINLINE void RaggedTile(int tile) {
-    Soften();
+    waiting_.Finish();
     Span spans[R];
     FindSpans(tile, spans);
     int begin = kKeyTile;
@@ -445,7 +460,7 @@ class GroupPass {
 
   HWY_INLINE void ScoresOf(int tile, int begin, int end) {
     AimOnward(tile);
-    Scores<Ops, R, kFetch>(q_, run_.pages->k + tile * kGroups, run_.key_stride,
+    Scores<Ops, R, kFetch>(q_, pages_.k + tile * kGroups, run_.key_stride,
                            static_cast<size_t>(ws_.steps), begin, end, scores_,
                            run_.score_fetch);
     if (HWY_LIKELY(!modified_)) return;
@@ -487,18 +502,10 @@ class GroupPass {
 
   HWY_NOINLINE void AddRagged(int tile, const Span* spans) {
     AddValues(tile * kTileSteps<Ops>);
-    RaggedValues<Ops, R>(run_.pages->v + tile * kGroups, spans,
+    RaggedValues<Ops, R>(pages_.v + tile * kGroups, spans,
                          Weights(tile * kTileSteps<Ops>), ws_.p_stride, acc_,
                          ws_.acc_floats);
     added_ = steps_ = (tile + 1) * kTileSteps<Ops>;
-  }
-
-  // The weights of the tile that waits for them, if one does.
-  HWY_INLINE void Soften() {
-    if (softening_ < 0) return;
-    const auto soften = SoftenOf(softening_);
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, 2);
-    softening_ = -1;
   }
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
@@ -513,15 +520,16 @@ class GroupPass {
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
-    Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, run_.pages->v,
-                           run_.on_end, added_, end, acc_, ws_.acc_floats,
-                           run_.value_fetch);
+    Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, pages_.v, run_.on_end,
+                           added_, end, acc_, ws_.acc_floats, run_.value_fetch);
     added_ = end;
   }
 
   HWY_INLINE float Scale() const { return modified_ ? 1.0f : args_.scale_log2; }
 
   RunContext<Ops>& run_;
+  const RunPages& pages_;
+  Waiting<Ops, R>& waiting_;
   const Workspace<Ops>& ws_;
   const AttendArgs& args_;
   int local_;
@@ -531,7 +539,6 @@ class GroupPass {
   float* acc_;
   float* scores_;  // [R][kKeyTile]
   bool modified_;
-  int softening_ = -1;   // the tile whose scores wait to become weights
   int steps_ = 0;        // of values that have weights, or will
   int added_ = 0;        // of values
   int p_at_ = 0;         // where the run's weights would begin, in ws_.p
@@ -541,17 +548,22 @@ class GroupPass {
 
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void PassRows(RunContext<Ops>& run, const Group& group) {
-  GroupPass<Ops, R, kFetch>(run, group).Run();
+  Waiting<Ops, R> waiting;
+  GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting).Run();
 }
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE Unadded WeighRows(RunContext<Ops>& run, const Group& group,
                                int tile) {
-  return GroupPass<Ops, R, kFetch>(run, group).WeighTile(tile);
+  Waiting<Ops, R> waiting;
+  return GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting)
+      .WeighTile(tile);
 }
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void AddRows(RunContext<Ops>& run, const Group& group, int tile,
                           Unadded unadded) {
-  GroupPass<Ops, R, kFetch>(run, group).AddTile(tile, unadded);
+  Waiting<Ops, R> waiting;
+  GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting)
+      .AddTile(tile, unadded);
 }
 
 // What pass(integral_constant<int, rows>) returns: a group's rows as a

@@ -15,7 +15,9 @@
 #include "kernels/run-inl.h"
 // After run-inl.h:
 #include "kernels/prefetch-inl.h"
-// After prefetch-inl.h:
+// After vec-inl.h:
+#include "kernels/pace-inl.h"
+// After run-inl.h:
 #include "kernels/rows-inl.h"
 // After rows-inl.h:
 #include "kernels/softmax-inl.h"
@@ -33,7 +35,11 @@
 #include "kernels/fetch-inl.h"
 // After fetch-inl.h:
 #include "kernels/group_pass-inl.h"
-// After group_pass-inl.h:
+// After fetch-inl.h:
+#include "kernels/open_group-inl.h"
+// After open_group-inl.h:
+#include "kernels/heads_pass-inl.h"
+// After heads_pass-inl.h:
 #include "kernels/run_pass-inl.h"
 // After run_pass-inl.h:
 #include "kernels/attend-inl.h"

@@ -102,6 +102,12 @@ struct Group {
         rows(groups.begin(which + 1, head) - groups.begin(which, head)),
         row(groups.begin(which, head)),
         local(row - chunk.row_begin) {}
+
+  // The same of another KV head, so many rows on.
+  HWY_INLINE void Shift(int by) {
+    row += by;
+    local += by;
+  }
 };
 
 // Whether the register groups pass a run tile by tile, all of them one tile

@@ -54,29 +54,6 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
   PassUpToRows<Ops, kNoFetch>(run, group);
 }
 
-// Whether a run is the first one of a partition, and of all partitions.
-enum Opening : uint8_t { kNotFirst, kFirstOfPartition, kFirst };
-
-// Before a register group meets its first keys: its q is packed, and the next
-// one's asked for, which this one's arithmetic hides.
-template <class Ops>
-HWY_INLINE void PackGroup(RunContext<Ops>& run, const RowGroups& groups,
-                          const Chunk& chunk, int head, const Group& group) {
-  const int end = group.row + group.rows;
-  if (group.index + 1 < chunk.end) {
-    FetchQuery(run, end, groups.begin(group.index + 2, head));
-  } else if (head + 1 < groups.heads) {
-    FetchQuery(run, end, groups.begin(1, head + 1));
-  }
-  const Workspace<Ops>& ws = *run.ws;
-  for (int row = group.row; row < end; ++row) {
-    const RowPlace& place = ws.places[row];
-    PackQuery<Ops>(
-        *run.args, QueryRow(*run.args, place.token, place.head), ws.floats,
-        ws.q + static_cast<size_t>(row) * static_cast<size_t>(ws.steps));
-  }
-}
-
 // Where a group will write is asked for as well, by and by.
 template <class Ops>
 HWY_INLINE void PassByGroup(RunContext<Ops>& run, const RowGroups& groups,
@@ -90,21 +67,6 @@ HWY_INLINE void PassByGroup(RunContext<Ops>& run, const RowGroups& groups,
     }
     PassGroup(run, groups, chunk, group);
   }
-}
-
-// What a group fetches of that at one of the run's tiles.
-template <class Ops>
-HWY_INLINE void OpenTile(RunContext<Ops>& run, const RowGroups& groups,
-                         const Chunk& chunk, Opening opening, int head,
-                         const Group& group, int tile) {
-  if (opening == kNotFirst) return;
-  if (opening == kFirst && tile == 0) {
-    PackGroup(run, groups, chunk, head, group);
-  }
-  FetchOut(run, group.row + group.rows * tile / run.tiles,
-           group.row + group.rows * (tile + 1) / run.tiles);
-  run.row_fetches.Spread(1);
-  run.row_fetches.Finish();
 }
 
 // Tile by tile, and its keys before its values: each of them stays in L1 while
@@ -164,6 +126,13 @@ template <class Pool, class Ops>
 HWY_INLINE void PassRun(RunContext<Ops>& run, const RowGroups& groups,
                         const Chunk& chunk, Opening opening,
                         const RunPages* pages, const RunPages* next) {
+  if constexpr (kZen5 && std::is_same_v<Pool, Ops>) {
+    // Short contexts may be in a cache, where softmax is better hidden.
+    if (groups.count == 1 && run.several) {
+      PassRunByHeads(run, groups, chunk, opening, pages, next);
+      return;
+    }
+  }
   RunPages shifted[2];
   const RunPages* of_head = pages;
   for (int head = 0; head < groups.heads; ++head) {

@@ -173,7 +173,7 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
 // p        operands of step `begin`, rows p_stride apart
 // v        group addresses, already advanced to the first dim
 // stride   bytes from one step of a group to the next
-// on_end   from one group to the next too (never with kFetchNear)
+// on_end   from one group to the next too (never where IsNear)
 // acc      rows acc_stride floats apart
 //
 // kFetches  a step's steps of fetching
@@ -189,7 +189,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   V sum[R][NV];
   LoadRows(acc, acc_stride, sum);
   // Where streams are fetched registers are short, and p_stride is known.
-  constexpr bool kKnown = !kIntelAvx512 || kFetch == kFetchNear;
+  constexpr bool kKnown = !kIntelAvx512 || IsNear(kFetch);
   const RowOffsets row_at((kKnown ? size_t{kRunSteps<Ops>} : p_stride) *
                           sizeof(Operand));
   constexpr int kLines = static_cast<int>((NV * kVecBytes<Ops> + 63) / 64);
@@ -201,7 +201,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   const Operand* const p_end = p + (end - begin);
   size_t step = static_cast<size_t>(begin) % kSteps;  // of its group
   for (v += static_cast<size_t>(begin) / kSteps; x != p_end; ++v, step = 0) {
-    if constexpr (kFetch == kFetchNear) {
+    if constexpr (IsNear(kFetch)) {
       const auto left = static_cast<size_t>(p_end - x);
       if (left > kAheadGroups * kSteps) {
         ahead.FollowRow(v[kAheadGroups] + offset, stride, step);
@@ -211,7 +211,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     }
     const std::byte* lane = *v + offset + step * stride;
     const Operand* x_end = HWY_MIN(x + (kSteps - step), p_end);
-    if constexpr (kIntelAvx512 && kFetch != kFetchNear) {
+    if constexpr (kIntelAvx512 && !IsNear(kFetch)) {
       if (on_end) x_end = p_end;
     }
     RepeatStep<Ops>(

@@ -457,6 +457,29 @@ HWY_INLINE size_t ZeroOnceRead(const std::byte* line) {
 #endif
 }
 
+// `zero`, on Zen 5 so many multiplications later, 3 cycles each: an address
+// that needs it waits for them, and so does the next one made of the result.
+HWY_INLINE size_t ZeroLater(size_t zero, int multiplications) {
+#if VARLANE_ZEN5
+  for (int i = multiplications; i != 0; --i) {
+    asm volatile("imulq %0, %0" : "+r"(zero) : : "cc");
+  }
+#else
+  (void)multiplications;
+#endif
+  return zero;
+}
+
+// The CPU's clock of constant rate; elsewhere than on Zen 5, which alone needs
+// it, 0.
+HWY_INLINE uint64_t Ticks() {
+#if VARLANE_ZEN5
+  return __builtin_ia32_rdtsc();
+#else
+  return 0;
+#endif
+}
+
 // Flushes denormals while it lives: they would make results depend on the
 // instruction set (VDPBF16PS always flushes) and cost hundreds of cycles.
 class ScopedFlushDenormals {

@@ -10,6 +10,8 @@ ARGS = "kernels/args.h"
 ATTEND = "kernels/attend-inl.h"
 GROUP_PASS = "kernels/group_pass-inl.h"
 RUN_PASS = "kernels/run_pass-inl.h"
+OPEN_GROUP = "kernels/open_group-inl.h"
+HEADS_PASS = "kernels/heads_pass-inl.h"
 WORKSPACE = "kernels/workspace-inl.h"
 ROWS = "kernels/rows-inl.h"
 SOFTMAX = "kernels/softmax-inl.h"
@@ -80,7 +82,7 @@ MUTATIONS = [
      "spans[r].begin % kPack != 0,", "false,"),
     ("wrong KV head", RUN,
      "kv_.k(0, layer_, head)", "kv_.k(0, layer_, 0)"),
-    ("wrong query head of the group", RUN_PASS,
+    ("wrong query head of the group", OPEN_GROUP,
      "QueryRow(*run.args, place.token, place.head), ws.floats,",
      "QueryRow(*run.args, place.token, (place.head + 1) % run.args->group),\n"
      "        ws.floats,"),
@@ -97,9 +99,9 @@ MUTATIONS = [
     ("a run's later tiles not visited", ATTEND,
      "run.tiles = static_cast<int>(", "run.tiles = 0 * static_cast<int>("),
     ("a run's tiles all read from the first", GROUP_PASS,
-     "run_.pages->k + tile * kGroups, run_.key_stride,\n"
+     "pages_.k + tile * kGroups, run_.key_stride,\n"
      "        static_cast<size_t>(ws_.steps), side,",
-     "run_.pages->k, run_.key_stride,\n"
+     "pages_.k, run_.key_stride,\n"
      "        static_cast<size_t>(ws_.steps), side,"),
     ("a run's weights all stand in its first tile", GROUP_PASS,
      "Weights(tile * kTileSteps<Ops>),\n            ws_.p_stride};",
@@ -109,7 +111,22 @@ MUTATIONS = [
     ("a ninth group's weights stand in the first's place", GROUP_PASS,
      "p_at_ = slot_ * kMaxRows", "p_at_ = slot_ % 8 * kMaxRows"),
     ("waiting weights read where a run's would stand", TILE,
-     "!kIntelAvx512 || kFetch == kFetchNear;", "true;"),
+     "!kIntelAvx512 || IsNear(kFetch);", "true;"),
+    ("heads' weights all stand in the first one's place", GROUP_PASS,
+     "p_at_ = slot * kTileSteps<Ops> - steps_;", "p_at_ = -steps_;"),
+    ("weights of the last of several heads forgotten", HEADS_PASS,
+     "waiting.Finish();", "waiting.any = false;"),
+    ("several heads all read the first one's keys", HEADS_PASS,
+     "Pass pass(run, heads.pages[i], group,",
+     "Pass pass(run, heads.pages[0], group,"),
+    ("values that a head has added are added again", HEADS_PASS,
+     "if (!waits[i]) continue;", ""),
+    ("a ninth head reads the first one's pages", HEADS_PASS,
+     "ShiftPages(*run.args, *pages, first + i,",
+     "ShiftPages(*run.args, *pages, i,"),
+    ("a ninth head passes the first one's rows", HEADS_PASS,
+     "Group group(groups, chunk, heads.first, 0);",
+     "Group group(groups, chunk, 0, 0);"),
     ("a tile's edges added as if all saw all of it", RUN_PASS,
      "group, tile, unadded[group.slot]);\n      } else",
      "group, tile, Unadded::kWhole);\n      } else"),
@@ -119,11 +136,11 @@ MUTATIONS = [
     ("rows without weights added at a tile's edges", GROUP_PASS,
      "DropUnseen(spans);\n    AddRagged", "AddRagged"),
     ("weights of the tile before a ragged one forgotten", GROUP_PASS,
-     "void RaggedTile(int tile) {\n    Soften();",
-     "void RaggedTile(int tile) {\n    softening_ = -1;"),
+     "void RaggedTile(int tile) {\n    waiting_.Finish();",
+     "void RaggedTile(int tile) {\n    waiting_.any = false;"),
     ("weights of the tile before the last one forgotten", GROUP_PASS,
-     "void LastTile(int tile, int end) {\n    Soften();",
-     "void LastTile(int tile, int end) {\n    softening_ = -1;"),
+     "void LastTile(int tile, int end) {\n    waiting_.Finish();",
+     "void LastTile(int tile, int end) {\n    waiting_.any = false;"),
     ("half a last tile's weights", GROUP_PASS,
      "soften.Row(r, halves)", "soften.Row(r, 1)"),
     # --- softmax ---
@@ -152,8 +169,8 @@ MUTATIONS = [
      "side.Portion(i - 1, state);",
      "if (i + 1 != kParts) side.Portion(i - 1, state);"),
     ("weights not computed where softmax runs apart", GROUP_PASS,
-     "Soften();\n          return Steady",
-     "softening_ = -1;\n          return Steady"),
+     "waiting_.Finish();\n          return Steady",
+     "waiting_.any = false;\n          return Steady"),
     ("sixth row multiplied by the fourth's operands", TILE,
      ": row == 5 ? fifth_", ": row == 5 ? third_"),
     ("odd tokens multiplied by even operands", MULTIPLY,

@@ -1,0 +1,50 @@
+// What a register group needs before its first keys: its rows' q, packed, and
+// the lines where they will be written.
+//
+// Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+// Whether a run is the first one of a partition, and of all partitions.
+enum Opening : uint8_t { kNotFirst, kFirstOfPartition, kFirst };
+
+// Before a register group meets its first keys: its q is packed, and the next
+// one's asked for, which this one's arithmetic hides.
+template <class Ops>
+HWY_INLINE void PackGroup(RunContext<Ops>& run, const RowGroups& groups,
+                          const Chunk& chunk, int head, const Group& group) {
+  const int end = group.row + group.rows;
+  if (group.index + 1 < chunk.end) {
+    FetchQuery(run, end, groups.begin(group.index + 2, head));
+  } else if (head + 1 < groups.heads) {
+    FetchQuery(run, end, groups.begin(1, head + 1));
+  }
+  const Workspace<Ops>& ws = *run.ws;
+  for (int row = group.row; row < end; ++row) {
+    const RowPlace& place = ws.places[row];
+    PackQuery<Ops>(
+        *run.args, QueryRow(*run.args, place.token, place.head), ws.floats,
+        ws.q + static_cast<size_t>(row) * static_cast<size_t>(ws.steps));
+  }
+}
+
+// The same and where a group will write, a part of it at each of the run's
+// tiles.
+template <class Ops>
+HWY_INLINE void OpenTile(RunContext<Ops>& run, const RowGroups& groups,
+                         const Chunk& chunk, Opening opening, int head,
+                         const Group& group, int tile) {
+  if (opening == kNotFirst) return;
+  if (opening == kFirst && tile == 0) {
+    PackGroup(run, groups, chunk, head, group);
+  }
+  FetchOut(run, group.row + group.rows * tile / run.tiles,
+           group.row + group.rows * (tile + 1) / run.tiles);
+  run.row_fetches.Spread(1);
+  run.row_fetches.Finish();
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane

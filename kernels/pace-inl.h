@@ -1,0 +1,88 @@
+// How fast a worker asks memory for what it reads.
+//
+// A core keeps some sixty lines in flight. Zen 5 drops prefetches beyond them;
+// what was dropped is missed by arithmetic, which then asks for nothing while
+// it waits. Arithmetic on a few rows is several times as fast as memory, so
+// unless something slows its prefetches down it spends its time that way. Paced
+// a little faster than memory they are all taken, and arrive when needed
+// (4 rows from DRAM: 4 to 20% faster).
+//
+// Memory's pace changes within seconds, by what others do: 10 to 14 delays suit
+// a core that gets 22 GB/s, 7 to 9 one that gets 32. So each worker finds its
+// own: tiles take turns with a delay that is a little longer. If they take
+// longer by it, the delay is what binds, and becomes shorter; if not, memory
+// is.
+//
+// Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+class Pace {
+ public:
+  // What stands for Prefetch::delay during the tile that begins.
+  HWY_INLINE int delay() const { return delay_ + (longer_ ? Step() : 0); }
+
+  // A tile begins.
+  HWY_INLINE void Begin(uint64_t ticks) { begin_ = ticks; }
+
+  // It ends, and the next one begins.
+  HWY_INLINE void Next(uint64_t ticks) {
+    ticks_[longer_ ? 1 : 0] = static_cast<float>(ticks - begin_);
+    begin_ = ticks;
+    ++tiles_;
+    if (tiles_ % 2 != 0) {
+      longer_ = !longer_;
+      return;
+    }
+    Judge();
+    // Which of a pair comes first follows no period that tiles might share
+    // (Thue-Morse).
+    longer_ = hwy::PopCount(tiles_ / 2) % 2 != 0;
+  }
+
+ private:
+  static constexpr int kLeast = 1;
+  static constexpr int kMost = 96;
+  // A tile's ticks beside its delays, counted in delays.
+  static constexpr float kRest = 4;
+  // One pair may be a matter of other processes; so much evidence is enough.
+  static constexpr float kMostOfPair = 0.15f;
+  static constexpr float kEnough = 0.3f;
+
+  HWY_INLINE int Step() const { return 1 + delay_ / 16; }
+
+  HWY_INLINE void Judge() {
+    const float all = ticks_[0] + ticks_[1];
+    const float more = 2 * (ticks_[1] - ticks_[0]) / all;
+    // Of what it would be if nothing but the delay bound; less than half, since
+    // too short a delay costs little and too long a one all it is.
+    const float third =
+        static_cast<float>(Step()) / 3 / (static_cast<float>(delay_) + kRest);
+    evidence_ += HWY_MIN(HWY_MAX(more, -kMostOfPair), kMostOfPair) - third;
+    if (evidence_ > kEnough) Move(-Step());
+    if (evidence_ < -kEnough) Move(Step());
+  }
+
+  HWY_INLINE void Move(int by) {
+    delay_ = HWY_MIN(HWY_MAX(delay_ + by, kLeast), kMost);
+    evidence_ = 0;
+  }
+
+  int delay_ = 9;
+  bool longer_ = false;
+  uint32_t tiles_ = 0;
+  float evidence_ = 0;   // that the delay binds; below 0, that memory does
+  float ticks_[2] = {};  // of the pair's tiles, the longer delay's second
+  uint64_t begin_ = 0;
+};
+
+// The calling thread's. It changes when things are asked for, never results.
+HWY_INLINE Pace& PaceOfThread() {
+  static constinit thread_local Pace pace;
+  return pace;
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane
