@@ -189,19 +189,6 @@ HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
 // some see nothing or a part of.
 enum class Unadded : uint8_t { kNothing, kWhole, kRagged };
 
-// A tile whose scores wait to become weights.
-template <class Ops, int R>
-struct Waiting {
-  SoftenRows<Ops, R> rows;
-  bool any = false;
-
-  HWY_INLINE void Finish() {
-    if (!any) return;
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) rows.Row(r, 2);
-    any = false;
-  }
-};
-
 // One register group of R rows over a run of key tiles: scores tile by tile,
 // each tile's weights while the next one's scores are computed, then the values
 // of all of them. Or over a single tile, in two halves between which other
@@ -210,7 +197,7 @@ template <class Ops, int R, FetchMode kFetch>
 class GroupPass {
  public:
   HWY_INLINE GroupPass(RunContext<Ops>& run, const RunPages& pages,
-                       const Group& group, Waiting<Ops, R>& waiting)
+                       const Group& group, Waiting<Ops>& waiting)
       : run_(run),
         pages_(pages),
         waiting_(waiting),
@@ -239,9 +226,9 @@ class GroupPass {
     run_.row_fetches.Finish();
   }
 
-  // Of a tile whose values are added once the keys of several heads, this one
-  // the `slot`th, have been read: scores, and beside them the weights of the
-  // head before. False where nobody sees what comes after.
+  // Of a tile whose values are added once its scores are computed for all of
+  // several heads or groups, this one the `slot`th: scores, and beside them the
+  // weights of the one before. False where nobody sees what comes after.
   HWY_INLINE bool WeighBeside(int tile, int slot) {
     HoldBeside(tile, slot);
     return PassTile(tile);
@@ -287,7 +274,7 @@ class GroupPass {
       AimScores(run_, tile);
       run_.row_fetches.Step();
       if (!PassTile(tile)) break;
-      if (tile > 0 && waiting_.any) {
+      if (tile > 0 && waiting_.any()) {
         AimValues(run_, tile - 1);
         AddValues(tile * kTileSteps<Ops>);
       }
@@ -298,7 +285,7 @@ class GroupPass {
     run_.row_fetches.Finish();
   }
 
-  // The weights of each head's tile where a run's would have those of a tile.
+  // The weights of each one's tile where a run's would have those of a tile.
   HWY_INLINE void HoldBeside(int tile, int slot) {
     added_ = steps_ = tile * kTileSteps<Ops>;
     p_at_ = slot * kTileSteps<Ops> - steps_;
@@ -343,9 +330,9 @@ class GroupPass {
   // A tile that every row sees all of.
   HWY_INLINE void WholeTile(int tile) {
     const bool steady = ScoresOfWhole(tile);
-    waiting_.any = false;
+    waiting_.Clear();
     if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
-      waiting_ = {SoftenOf(tile), true};
+      waiting_.Set(SoftenOf(tile));
       steps_ = (tile + 1) * kTileSteps<Ops>;
       return;
     }
@@ -363,8 +350,11 @@ class GroupPass {
           waiting_.Finish();
           return Steady(tile, NoSide());
         } else {
-          return waiting_.any ? Steady(tile, waiting_.rows)
-                              : Steady(tile, NoSide());
+          if (HWY_LIKELY(waiting_.template Has<R>())) {
+            return Steady(tile, waiting_.template Of<R>());
+          }
+          waiting_.Finish();
+          return Steady(tile, NoSide());
         }
       }
     }
@@ -529,7 +519,7 @@ class GroupPass {
 
   RunContext<Ops>& run_;
   const RunPages& pages_;
-  Waiting<Ops, R>& waiting_;
+  Waiting<Ops>& waiting_;
   const Workspace<Ops>& ws_;
   const AttendArgs& args_;
   int local_;
@@ -548,20 +538,20 @@ class GroupPass {
 
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void PassRows(RunContext<Ops>& run, const Group& group) {
-  Waiting<Ops, R> waiting;
+  Waiting<Ops> waiting;
   GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting).Run();
 }
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE Unadded WeighRows(RunContext<Ops>& run, const Group& group,
                                int tile) {
-  Waiting<Ops, R> waiting;
+  Waiting<Ops> waiting;
   return GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting)
       .WeighTile(tile);
 }
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void AddRows(RunContext<Ops>& run, const Group& group, int tile,
                           Unadded unadded) {
-  Waiting<Ops, R> waiting;
+  Waiting<Ops> waiting;
   GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting)
       .AddTile(tile, unadded);
 }

@@ -48,7 +48,7 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
                             const Chunk& chunk, Opening opening,
                             const Heads& heads) {
   using Pass = GroupPass<Ops, R, kFetchPaced>;
-  Waiting<Ops, R> waiting;
+  Waiting<Ops> waiting;
   Pace& pace = PaceOfThread();
   pace.Begin(Ticks());
   bool more = true;

@@ -119,6 +119,50 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
   }
 }
 
+template <class Ops, int R>
+HWY_NOINLINE bool WeighTogether(RunContext<Ops>& run, const Group& group,
+                                int tile, Waiting<Ops>& waiting) {
+  GroupPass<Ops, R, kFetchFar> pass(run, *run.pages, group, waiting);
+  pass.WeighBeside(tile, group.slot);
+  return pass.waits();
+}
+template <class Ops, int R>
+HWY_NOINLINE void AddTogether(RunContext<Ops>& run, const Group& group,
+                              int tile, Waiting<Ops>& waiting) {
+  GroupPass<Ops, R, kFetchFar>(run, *run.pages, group, waiting)
+      .AddBeside(tile, group.slot);
+}
+
+// A few groups, tile by tile: the scores of all of them, then their values. The
+// next run is fetched all the while.
+template <class Ops>
+HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
+                             const Chunk& chunk, Opening opening, int head) {
+  static_assert(RowGroups::kMany <= kRun + 1, "each has a tile's place");
+  AimNowhere(run);
+  if (run.next != nullptr) AimFar(run, 0, 1, FarPieces(groups.count));
+  Waiting<Ops> waiting;
+  for (int tile = 0; tile < run.tiles; ++tile) {
+    bool waits[RowGroups::kMany];
+    for (int g = chunk.begin; g < chunk.end; ++g) {
+      const Group group(groups, chunk, head, g);
+      OpenTile(run, groups, chunk, opening, head, group, tile);
+      waits[group.slot] = OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
+        constexpr int kRows = decltype(rows)::value;
+        return WeighTogether<Ops, kRows>(run, group, tile, waiting);
+      });
+    }
+    waiting.Finish();
+    for (int g = chunk.begin; g < chunk.end; ++g) {
+      const Group group(groups, chunk, head, g);
+      if (!waits[group.slot]) continue;
+      OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
+        AddTogether<Ops, decltype(rows)::value>(run, group, tile, waiting);
+      });
+    }
+  }
+}
+
 // A run with every KV head in turn; `next` is read after it, null = not known.
 // The pool holds what Pool reads; Ops computes, on widened tiles where it is
 // another.
@@ -146,6 +190,12 @@ HWY_INLINE void PassRun(RunContext<Ops>& run, const RowGroups& groups,
     if constexpr (kIntelAvx512) {
       if (ByTile<Ops>(groups)) {
         PassByTile<Pool>(run, groups, chunk, opening, head);
+        continue;
+      }
+    }
+    if constexpr (kZen5 && std::is_same_v<Pool, Ops>) {
+      if (Together<Ops>(groups)) {
+        PassTogether(run, groups, chunk, opening, head);
         continue;
       }
     }

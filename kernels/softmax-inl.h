@@ -199,5 +199,45 @@ struct SoftenRows {
   }
 };
 
+// A tile whose scores wait to become weights, of up to kMaxRows rows: beside
+// the next scores, whose they may be, or by themselves.
+template <class Ops>
+class Waiting {
+ public:
+  template <int R>
+  HWY_INLINE void Set(const SoftenRows<Ops, R>& rows) {
+    rows_ = Cast<kMaxRows>(rows);
+    count_ = R;
+  }
+  HWY_INLINE void Clear() { count_ = 0; }
+  HWY_INLINE bool any() const { return count_ != 0; }
+
+  // Whether it is one of R rows, and which.
+  template <int R>
+  HWY_INLINE bool Has() const {
+    return count_ == R;
+  }
+  template <int R>
+  HWY_INLINE SoftenRows<Ops, R> Of() const {
+    return Cast<R>(rows_);
+  }
+
+  HWY_INLINE void Finish() {
+    HWY_UNROLL(1) for (int r = 0; r < count_; ++r) rows_.Row(r, 2);
+    Clear();
+  }
+
+ private:
+  template <int kTo, int kFrom>
+  static HWY_INLINE SoftenRows<Ops, kTo> Cast(
+      const SoftenRows<Ops, kFrom>& from) {
+    return {from.scores, from.scale_log2, from.rows,
+            from.lanes,  from.p,          from.p_stride};
+  }
+
+  SoftenRows<Ops, kMaxRows> rows_;
+  int count_ = 0;
+};
+
 }  // namespace VARLANE_NS
 }  // namespace varlane
