@@ -51,6 +51,17 @@ std::vector<std::string> SupportedSimdTargets() {
   return names;
 }
 
+namespace {
+
+// Of all last-level caches; 0 where the machine shows none.
+int64_t L3Bytes(const Topology& topology) {
+  int64_t bytes = 0;
+  for (const Cache& cache : topology.l3) bytes += cache.size_bytes;
+  return bytes;
+}
+
+}  // namespace
+
 Result<const KernelTable*> KernelsOf(const Runtime& runtime) {
   const std::string& name = runtime.options().simd_target;
   const KernelTable* table = FindKernels(name == "best" ? "" : name);
@@ -171,8 +182,13 @@ Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
     VARLANE_REQUIRE(plan->impl_ != nullptr, StatusCode::kResourceExhausted,
                     "no memory for a plan");
   }
-  return MakePlan(batch, shape, kv, options, impl_->runtime()->num_workers(),
-                  plan->impl_.get(), impl_->runtime()->num_nodes());
+  const Runtime& runtime = *impl_->runtime();
+  VARLANE_RETURN_IF_ERROR(MakePlan(batch, shape, kv, options,
+                                   runtime.num_workers(), plan->impl_.get(),
+                                   runtime.num_nodes()));
+  const int64_t caches = L3Bytes(runtime.topology());
+  plan->impl_->exceeds_caches = caches > 0 && plan->impl_->kv_bytes > caches;
+  return {};
 }
 
 Status Attention::Run(AttentionPlan* plan, const KvView& kv, int layer,

@@ -287,6 +287,7 @@ AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
   args.kv = PagesOf(item, head);
   args.k_head_bytes = layout.k_head_bytes();
   args.v_head_bytes = layout.v_head_bytes();
+  args.exceeds_caches = plan_->exceeds_caches;
   args.mask = item.mask;
   args.softcap = plan_->softcap;
   if (tensors_.alibi_slopes != nullptr) {

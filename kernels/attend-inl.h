@@ -52,7 +52,8 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   RunPages buffers[2];
   RunPages* pages = &buffers[0];
   RunPages* next = &buffers[1];
-  run.several = all - begin > run_keys;
+  // Of several runs not all can have stayed in a cache.
+  run.from_memory = all - begin > run_keys || (kZen5 && args.exceeds_caches);
   FindPages<Pool>(args, args.kv, begin, low, all, run_keys, *pages);
   for (int64_t t = begin; t < high; t += run_keys) {
     const int64_t following = t + run_keys;

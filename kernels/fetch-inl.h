@@ -57,7 +57,7 @@ HWY_INLINE void AimRun(RunContext<Ops>& run) {
   FetchValues(run, v, v + run.pages->count, Pieces::kPaired, run.score_fetch);
   run.value_fetch.onward = KeyHead(run.pages->k, 0);
   // What a cache may hold is not worth asking for twice.
-  run.score_fetch.again = run.value_fetch.again = run.several;
+  run.score_fetch.again = run.value_fetch.again = run.from_memory;
   if (run.next == nullptr) return;
   run.value_fetch.onward = KeyHead(run.next->k, run.key_stride);
   FetchKeys(run, run.next->k, run.next->k + run.next->count, Pieces::kPaired,

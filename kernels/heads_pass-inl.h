@@ -72,7 +72,11 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
                run.value_fetch);
       Pass(run, heads.pages[i], group, waiting).AddBeside(tile, i);
     }
-    if (more) pace.Next(Ticks());
+    if (tile == 0 && opening != kNotFirst) {
+      pace.Begin(Ticks());  // that one had more to do than others
+    } else if (more) {
+      pace.Next(Ticks());
+    }
   }
 }
 

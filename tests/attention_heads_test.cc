@@ -67,6 +67,31 @@ TEST_P(HeadsTest, TogetherOrOneByOneAreTheSameBits) {
   }
 }
 
+// More K/V than the caches hold: contexts of one run, too, are passed as what
+// comes from memory is. With heads past those that go together there.
+TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
+  CaseSpec spec;
+  spec.kv_dtype = GetParam();
+  spec.kv_heads = 9;
+  spec.q_heads = 2 * spec.kv_heads;
+  spec.head_size = 128;
+  spec.seqs = {{1, 77}, {1, 128}, {2, 200}, {1, 512}, {3, 64}, {1, 1}};
+  const AttentionCase c(spec);
+  for (const Engine& engine : EnginesOfAllTargets()) {
+    SCOPED_TRACE(engine.attention->simd_target());
+    RuntimeOptions options = engine.runtime->options();
+    options.topology = "l3:1(size=4096) core:2 pu:1";
+    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
+    VARLANE_ASSERT_OK(runtime.status());
+    const auto attention = Attention::Create(runtime->get());
+    VARLANE_ASSERT_OK(attention.status());
+    const Output out = c.Run(**attention);
+    c.ExpectMatchesReference(out);
+    ExpectSameBits(c.Run(*engine.attention), out, "a small cache");
+    if (HasFailure()) return;
+  }
+}
+
 // A threadgroup of three takes a third of them; each pattern finds the same.
 TEST_P(HeadsTest, EveryPatternAndPartitionModeAgreesAndIsCounted) {
   const AttentionCase c(Mixed(GetParam()));
