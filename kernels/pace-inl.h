@@ -7,11 +7,11 @@
 // a little faster than memory they are all taken, and arrive when needed
 // (4 rows from DRAM: 4 to 20% faster).
 //
-// Memory's pace changes within seconds, by what others do: 10 to 14 delays suit
-// a core that gets 22 GB/s, 7 to 9 one that gets 32. So each worker finds its
-// own: tiles take turns with a delay that is a little longer. If they take
-// longer by it, the delay is what binds, and becomes shorter; if not, memory
-// is.
+// Memory's pace changes within seconds, by what others do: 13 multiplications
+// are best for a core that gets 22 GB/s and cost one that gets 32 a fifth. So
+// each worker finds its own: tiles take turns with a delay that is a little
+// longer. If they take longer by it, the delay is what binds, and becomes
+// shorter; if not, memory is.
 //
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
