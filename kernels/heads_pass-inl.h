@@ -49,6 +49,7 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
                             const Heads& heads) {
   using Pass = GroupPass<Ops, R, kFetchPaced>;
   Waiting<Ops> waiting;
+  AimNowhere(run);
   Pace& pace = PaceOfThread();
   pace.Begin(Ticks());
   bool more = true;

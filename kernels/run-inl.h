@@ -124,7 +124,7 @@ HWY_INLINE bool ByTile(const RowGroups& groups) {
 
 // Whether a few register groups pass a run tile by tile, each one's softmax
 // beside the next one's scores (Zen 5, in turns: 5 tokens of a group of 4, bf16
-// 5 to 8% faster, f32 2%; one of a group of 8, 1 to 14% and 4%; f16 up to 6%
+// 2 to 8% faster, f32 2%; one of a group of 8, 1 to 14% and 4%; f16 up to 6%
 // slower; many groups, bf16 2 to 4% slower).
 template <class Ops>
 HWY_INLINE bool Together(const RowGroups& groups) {
