@@ -85,7 +85,7 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
     VARLANE_ASSERT_OK(runtime.status());
     const auto attention = Attention::Create(runtime->get());
     VARLANE_ASSERT_OK(attention.status());
-    const Output out = c.Run(**attention);
+    const Output out = c.Run(**attention, Together(spec.kv_heads));
     c.ExpectMatchesReference(out);
     ExpectSameBits(c.Run(*engine.attention), out, "a small cache");
     if (HasFailure()) return;
