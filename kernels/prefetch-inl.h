@@ -11,7 +11,7 @@ namespace VARLANE_NS {
 //   kNoFetch    what it reads is in L2 already
 //   kFetchNear  as many lines a step as it reads, of pieces side by side: few
 //               rows, whose next keys or values are needed soon
-//   kFetchPaced  the same from memory, as a Pace says (Zen 5)
+//   kFetchPaced the same from memory, as a Pace says (Zen 5)
 //   kFetchFar   a line or two a step: more rows share a run, over some of which
 //               the next one is spread
 enum FetchMode : int { kNoFetch, kFetchNear, kFetchPaced, kFetchFar };

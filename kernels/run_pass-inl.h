@@ -139,8 +139,11 @@ template <class Ops>
 HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
                              const Chunk& chunk, Opening opening, int head) {
   static_assert(RowGroups::kMany <= kRun + 1, "each has a tile's place");
-  AimNowhere(run);
-  if (run.next != nullptr) AimFar(run, 0, 1, FarPieces(groups.count));
+  if (run.next == nullptr) {
+    AimNowhere(run);
+  } else {
+    AimFar(run, 0, 1, FarPieces(groups.count));
+  }
   Waiting<Ops> waiting;
   for (int tile = 0; tile < run.tiles; ++tile) {
     bool waits[RowGroups::kMany];
