@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <random>
 #include <sstream>
 #include <string>
@@ -34,6 +35,21 @@ void Check(const CaseSpec& spec, const PlanOptions& options = {}) {
   for (const Engine& engine : EnginesOfAllTargets()) {
     SCOPED_TRACE(Describe(spec, engine));
     c.ExpectMatchesReference(c.Run(*engine.attention, options));
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+// Two KV heads with each of so many query heads.
+void CheckGroups(std::initializer_list<int> groups, DType kv_dtype,
+                 int head_size, const std::vector<SeqSpec>& seqs) {
+  for (const int group : groups) {
+    CaseSpec spec;
+    spec.kv_dtype = kv_dtype;
+    spec.head_size = head_size;
+    spec.kv_heads = 2;
+    spec.q_heads = 2 * group;
+    spec.seqs = seqs;
+    Check(spec);
     if (::testing::Test::HasFailure()) return;
   }
 }
@@ -121,30 +137,13 @@ TEST_P(ReferenceTest, KAndVSizesMayDiffer) {
 }
 
 TEST_P(ReferenceTest, EveryGroupMatches) {
-  for (const int group : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 40}) {
-    CaseSpec spec;
-    spec.kv_dtype = GetParam();
-    spec.head_size = 32;
-    spec.kv_heads = 2;
-    spec.q_heads = 2 * group;
-    spec.seqs = {{1, 75}, {11, 75}};
-    Check(spec);
-    if (HasFailure()) return;
-  }
+  CheckGroups({1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 40}, GetParam(), 32,
+              {{1, 75}, {11, 75}});
 }
 
 // Several runs of keys at a common head size: what decode streams from memory.
 TEST_P(ReferenceTest, EveryGroupMatchesOverALongContext) {
-  for (const int group : {1, 2, 3, 4, 5, 6, 8}) {
-    CaseSpec spec;
-    spec.kv_dtype = GetParam();
-    spec.head_size = 128;
-    spec.kv_heads = 2;
-    spec.q_heads = 2 * group;
-    spec.seqs = {{1, 700}, {1, 1411}};
-    Check(spec);
-    if (HasFailure()) return;
-  }
+  CheckGroups({1, 2, 3, 4, 5, 6, 8}, GetParam(), 128, {{1, 700}, {1, 1411}});
 }
 
 TEST_P(ReferenceTest, EveryBlockSizeMatches) {
