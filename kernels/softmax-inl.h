@@ -103,10 +103,6 @@ struct SoftenRows {
   static constexpr int kPortions = 2 * R;
   static constexpr int kLaneVecs = kLanes / static_cast<int>(kN);
   static constexpr int kHalfVecs = kTileVecs / 2;
-  struct State {
-    V sums[kLaneVecs];
-    SplitExponent split[kHalfVecs];
-  };
 
   const float* scores;  // [R][kKeyTile]
   float scale_log2;
@@ -115,11 +111,31 @@ struct SoftenRows {
   typename Ops::Operand* p;   // [R] rows p_stride apart; may be the scores
   int p_stride;
 
-  HWY_INLINE void Start(State& state) const { Begin(0, state); }
+  // Of the half row that has begun.
+  struct State {
+    const float* scores;
+    const RowState* HWY_RESTRICT row;
+    float* HWY_RESTRICT lanes;
+    typename Ops::Operand* p;
+    V sums[kLaneVecs];
+    SplitExponent split[kHalfVecs];
+  };
 
-  HWY_INLINE void Portion(int index, State& state) const {
-    End(index, state);
-    if (index + 1 < kPortions) Begin(index + 1, state);
+  HWY_INLINE void Start(State& state) const { StartAt(0, state); }
+
+  // Ends the first or the second half of a row and begins what comes next.
+  template <int kHalf>
+  HWY_INLINE void Portion(State& state) const {
+    End<kHalf>(state);
+    if constexpr (kHalf == 0) {
+      Begin<1>(state);
+    } else {
+      state.scores += kKeyTile;
+      state.row += 1;
+      state.lanes += kLanes;
+      state.p += p_stride;
+      if (state.row != rows + R) Begin<0>(state);
+    }
   }
 
   // All of a row, or its first half where nobody sees the second. Called where
@@ -137,35 +153,41 @@ struct SoftenRows {
 
   HWY_INLINE void InlineRow(int r, int halves) const {
     State state;
-    Begin(2 * r, state);
-    End(2 * r, state);
+    StartAt(r, state);
+    End<0>(state);
     if (halves == 2) {
-      Begin(2 * r + 1, state);
-      End(2 * r + 1, state);
+      Begin<1>(state);
+      End<1>(state);
     } else {
-      StoreSums(state, r);
+      StoreSums(state);
     }
   }
 
-  // Half a row: the first and the second one of row 0, of row 1, ...
-  HWY_INLINE void Begin(int index, State& state) const {
+  HWY_INLINE void StartAt(int r, State& state) const {
+    state.scores = scores + r * kKeyTile;
+    state.row = rows + r;
+    state.lanes = lanes + r * kLanes;
+    state.p = p + r * p_stride;
+    Begin<0>(state);
+  }
+
+  template <int kHalf>
+  HWY_INLINE void Begin(State& state) const {
     constexpr int kStep = static_cast<int>(kN);
-    const float* from = scores + index * (kKeyTile / 2);
+    const float* from = state.scores + kHalf * (kKeyTile / 2);
     const V scale = Broadcast(scale_log2);
-    const V minus_max = Broadcast(-rows[index / 2].max);
+    const V max = Broadcast(state.row->max);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
       state.split[v] =
-          SplitExp2(Fma(LoadF(from + v * kStep), scale, minus_max));
+          SplitExp2(hn::MulSub(LoadF(from + v * kStep), scale, max));
     }
   }
 
-  HWY_INLINE void End(int index, State& state) const {
-    constexpr int kStep = static_cast<int>(kN);
-    const int r = index / 2;
-    const int half = index % 2;
-    if (half == 0) {
+  template <int kHalf>
+  HWY_INLINE void End(State& state) const {
+    if constexpr (kHalf == 0) {
       HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
-        state.sums[i] = LoadF(lanes + r * kLanes + i * kStep);
+        state.sums[i] = LoadF(state.lanes + i * static_cast<int>(kN));
       }
     }
     V weights[kHalfVecs];
@@ -174,8 +196,8 @@ struct SoftenRows {
       V& sum = state.sums[v % kLaneVecs];
       sum = hn::Add(sum, weights[v]);
     }
-    StoreWeights(weights, p + r * p_stride + half * (kTileSteps<Ops> / 2));
-    if (half == 1) StoreSums(state, r);
+    StoreWeights(weights, state.p + kHalf * (kTileSteps<Ops> / 2));
+    if constexpr (kHalf == 1) StoreSums(state);
   }
 
   static HWY_INLINE void StoreWeights(const V (&weights)[kHalfVecs],
@@ -192,9 +214,9 @@ struct SoftenRows {
     }
   }
 
-  HWY_INLINE void StoreSums(const State& state, int r) const {
+  static HWY_INLINE void StoreSums(const State& state) {
     HWY_UNROLL(16) for (int i = 0; i < kLaneVecs; ++i) {
-      StoreF(state.sums[i], lanes + r * kLanes + i * static_cast<int>(kN));
+      StoreF(state.sums[i], state.lanes + i * static_cast<int>(kN));
     }
   }
 };

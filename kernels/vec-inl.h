@@ -168,7 +168,7 @@ constexpr float kEighthsMagic = 1572864.0f;
 
 HWY_INLINE SplitExponent SplitExp2(V x) {
   const V magic = Broadcast(kEighthsMagic);
-#if VARLANE_INTEL_AVX512
+#if VARLANE_INTEL_AVX512 || VARLANE_ZEN5
   // The same numbers in fewer operations, all of which would take a multiplier
   // from others: what is left of any x below -127 is finite, so of -inf too,
   // and Ldexp makes 0 of both.
