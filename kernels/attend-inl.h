@@ -24,12 +24,14 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   const RowPlace& first_row = ws.places[chunk.row_begin];
   const RowPlace& last_row = ws.places[chunk.row_end - 1];
   for (int local = 0; local < chunk.row_end - chunk.row_begin; ++local) {
-    ResetRow(ws.rows[local], ws.lanes + local * kLanes,
-             ws.acc + local * ws.acc_floats, ws.acc_floats);
+    ResetRow(ws.rows[local], ws.lanes + local * kLanes);
   }
   const int64_t low = HWY_MAX(partition * kPartition, first_row.low);
   const int64_t high = HWY_MIN((partition + 1) * kPartition, last_row.high);
-  if (low >= high) return;
+  if (low >= high) {
+    ZeroFloats(ws.acc, (chunk.row_end - chunk.row_begin) * ws.acc_floats);
+    return;
+  }
   const Opening first =
       partition == HWY_MAX(args.partition_begin, first_row.low / kPartition)
           ? kFirst
@@ -67,6 +69,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
     run.begin = t;
     run.tiles = static_cast<int>((HWY_MIN(high - t, run_keys) + kKeyTile - 1) /
                                  kKeyTile);
+    run.fresh = t == begin;
     PassRun<Pool>(run, groups, chunk, t == begin ? first : kNotFirst, pages,
                   next->count != 0 ? next : nullptr);
     std::swap(pages, next);

@@ -50,7 +50,8 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
 template <class Ops, int R>
 HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
                            const std::byte* const* groups, int begin, int end,
-                           float* acc, int acc_floats, Prefetch& fetch) {
+                           float* acc, int acc_floats, bool fresh,
+                           Prefetch& fetch) {
   constexpr int kSteps = kGroupTokens / Ops::kPack;
   constexpr int kRows = HWY_MIN(R, 2);
   const StreamHead onward = fetch.onward;
@@ -61,7 +62,7 @@ HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
     ValueTile<Ops, kRows, 2 * kMaxVecs, kFetchPaced, R <= 2 ? 2 : 1>(
         p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,
         ValueStride<Ops>(acc_floats), false, begin, end, acc + r * acc_floats,
-        static_cast<size_t>(acc_floats), fetch);
+        static_cast<size_t>(acc_floats), fresh, fetch);
   }
 }
 
@@ -71,14 +72,15 @@ HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
 template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
                        const std::byte* const* groups, bool on_end, int begin,
-                       int end, float* acc, int acc_floats, Prefetch& fetch) {
+                       int end, float* acc, int acc_floats, bool fresh,
+                       Prefetch& fetch) {
   const StreamHead onward = fetch.onward;
   const size_t stride = ValueStride<Ops>(acc_floats);
   const int vecs = acc_floats / static_cast<int>(kN);
   if constexpr (kFetch == kFetchPaced && (R == 4 || R <= 2)) {
     if (vecs == 2 * kMaxVecs) {
       WideValues<Ops, R>(p, p_stride, groups, begin, end, acc, acc_floats,
-                         fetch);
+                         fresh, fetch);
       return;
     }
   }
@@ -97,7 +99,7 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
       ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
           p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
           stride, on_end, begin, end, acc + first * static_cast<int>(kN),
-          static_cast<size_t>(acc_floats), fetch);
+          static_cast<size_t>(acc_floats), fresh, fetch);
     });
   }
 }
@@ -115,74 +117,34 @@ HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
 
-// acc += p v of one row and the even or the odd token of a step, whose weights
-// `p` are.
-template <class Ops, bool kEven>
-HWY_INLINE void HalfStep(const std::byte* const* groups,
-                         const typename Ops::Operand* p, int step, float* acc,
-                         int acc_floats) {
-  constexpr int kSteps = kGroupTokens / Ops::kPack;
-  const std::byte* lane =
-      groups[step / kSteps] +
-      static_cast<size_t>(step % kSteps) * ValueStride<Ops>(acc_floats);
-  ValueHalfStep<Ops, kEven>(p, lane, acc_floats / static_cast<int>(kN), acc);
-}
-
-// A row's own values outside what its group does together: whole steps
-// [begin, end), and the half steps at the ends of its span.
+// A row's own values outside what its group does together; `p` are its weights
+// from the tile's first step on.
 template <class Ops>
 HWY_INLINE void OwnValues(const std::byte* const* groups,
-                          const typename Ops::Operand* p, int begin, int end,
-                          bool odd_before, bool even_after, float* acc,
-                          int acc_floats) {
-  if constexpr (Ops::kPack == 2) {
-    if (odd_before) {
-      HalfStep<Ops, false>(groups, p + begin - 1, begin - 1, acc, acc_floats);
-    }
-  }
-  if (begin < end) {
-    Prefetch none;
-    Values<Ops, 1, kNoFetch>(p + begin, 0, groups, false, begin, end, acc,
-                             acc_floats, none);
-  }
-  if constexpr (Ops::kPack == 2) {
-    if (even_after) HalfStep<Ops, true>(groups, p + end, end, acc, acc_floats);
+                          const typename Ops::Operand* p, const OwnSteps& own,
+                          float* acc, int acc_floats) {
+  if (!own.any()) return;
+  const int vecs = acc_floats / static_cast<int>(kN);
+  for (int first = 0; first < vecs; first += kMaxVecs) {
+    OfWidth(HWY_MIN(kMaxVecs, vecs - first), [&](auto vectors) HWY_ATTR {
+      RowValues<Ops, decltype(vectors)::value>(
+          p, groups, VecOffset<Ops>(first), ValueStride<Ops>(acc_floats), own,
+          acc + first * static_cast<int>(kN));
+    });
   }
 }
 
-// acc += p v of R rows with spans that may differ, over one tile: what all see
-// goes through the register tile, the ends row by row. Each row keeps its token
-// order.
-template <class Ops, int R>
-HWY_NOINLINE void RaggedValues(const std::byte* const* groups,
-                               const Span* spans,
-                               const typename Ops::Operand* p, int p_stride,
-                               float* acc, int acc_floats) {
+// The steps of a tile that all of R rows with these spans see whole; none where
+// begin >= end.
+template <class Ops>
+HWY_INLINE Span CommonSteps(const Span* spans, int rows) {
   constexpr int kPack = Ops::kPack;
-  int common_begin = 0;
-  int common_end = kTileSteps<Ops>;
-  HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-    common_begin = HWY_MAX(common_begin, (spans[r].begin + kPack - 1) / kPack);
-    common_end = HWY_MIN(common_end, spans[r].end / kPack);
+  Span common = {0, kTileSteps<Ops>};
+  HWY_UNROLL(1) for (int r = 0; r < rows; ++r) {
+    common.begin = HWY_MAX(common.begin, (spans[r].begin + kPack - 1) / kPack);
+    common.end = HWY_MIN(common.end, spans[r].end / kPack);
   }
-  const bool common = common_begin < common_end;
-  HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-    const int whole_begin = (spans[r].begin + kPack - 1) / kPack;
-    const int whole_end = spans[r].end / kPack;
-    OwnValues<Ops>(
-        groups, p + r * p_stride, whole_begin,
-        common ? common_begin : whole_end, spans[r].begin % kPack != 0,
-        !common && spans[r].end % kPack != 0, acc + r * acc_floats, acc_floats);
-  }
-  if (!common) return;
-  Prefetch none;
-  Values<Ops, R, kNoFetch>(p + common_begin, p_stride, groups, false,
-                           common_begin, common_end, acc, acc_floats, none);
-  HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-    OwnValues<Ops>(groups, p + r * p_stride, common_end, spans[r].end / kPack,
-                   false, spans[r].end % kPack != 0, acc + r * acc_floats,
-                   acc_floats);
-  }
+  return common;
 }
 
 // Of a tile that has been weighed: nothing, what every row sees all of, or what
@@ -213,17 +175,14 @@ class GroupPass {
         modified_(args_.softcap != 0 || args_.alibi_slopes != nullptr) {}
 
   HWY_INLINE void Run() {
-    if constexpr (kByTile) return RunByTile();
-    for (int tile = 0; tile < run_.tiles; ++tile) {
-      if constexpr (kInUnits) {
-        if (tile % kUnit == 0) BeginUnit(tile);
-      }
-      run_.row_fetches.Step();
-      if (!PassTile(tile)) break;
+    fresh_ = run_.fresh;
+    if constexpr (kByTile) {
+      RunByTile();
+    } else {
+      RunOver();
     }
-    waiting_.Finish();
-    AddValues(steps_);
     run_.row_fetches.Finish();
+    BeginSums();
   }
 
   // Of a tile whose values are added once its scores are computed for all of
@@ -266,6 +225,19 @@ class GroupPass {
   static constexpr bool kInUnits = kIntelAvx512 && kFetch == kFetchNear;
   static constexpr bool kByTile = kZen5 && kFetch == kFetchNear;
 
+  // Tile by tile, then all values.
+  HWY_INLINE void RunOver() {
+    for (int tile = 0; tile < run_.tiles; ++tile) {
+      if constexpr (kInUnits) {
+        if (tile % kUnit == 0) BeginUnit(tile);
+      }
+      run_.row_fetches.Step();
+      if (!PassTile(tile)) break;
+    }
+    waiting_.Finish();
+    AddValues(steps_);
+  }
+
   // Each tile's values after the next one's scores, beside which its weights
   // are computed: what is fetched is read soon, and fetching never pauses for
   // long.
@@ -282,7 +254,6 @@ class GroupPass {
     waiting_.Finish();
     AimValues(run_, run_.tiles - 1);
     AddValues(steps_);
-    run_.row_fetches.Finish();
   }
 
   // The weights of each one's tile where a run's would have those of a tile.
@@ -404,12 +375,10 @@ class GroupPass {
     const int whole = tile * kTileSteps<Ops> + end / kPack;
     AddValues(whole);
     steps_ = whole;
-    if constexpr (kPack == 2) {
-      if (end % kPack == 0) return;
-      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        HalfStep<Ops, true>(pages_.v, Weights(whole) + r * ws_.p_stride, whole,
-                            acc_ + r * ws_.acc_floats, ws_.acc_floats);
-      }
+    if (end % kPack == 0) return;
+    BeginSums();
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+      AddOwn(tile, r, {end / kPack, end / kPack, false, true});
     }
   }
 
@@ -490,12 +459,38 @@ class GroupPass {
     AddRagged(tile, spans);
   }
 
+  // What all rows see goes through the register tile, with the tiles before
+  // where they see the first step of this one; the ends row by row. Each row
+  // keeps its token order.
   HWY_NOINLINE void AddRagged(int tile, const Span* spans) {
-    AddValues(tile * kTileSteps<Ops>);
-    RaggedValues<Ops, R>(pages_.v + tile * kGroups, spans,
-                         Weights(tile * kTileSteps<Ops>), ws_.p_stride, acc_,
-                         ws_.acc_floats);
-    added_ = steps_ = (tile + 1) * kTileSteps<Ops>;
+    const int first = tile * kTileSteps<Ops>;
+    const Span common = CommonSteps<Ops>(spans, R);
+    const bool any = common.begin < common.end;
+    if (common.begin != 0 || !any) {
+      AddValues(first);
+      BeginSums();
+      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+        const auto [begin, end] = spans[r];
+        AddOwn(tile, r,
+               {(begin + kPack - 1) / kPack, any ? common.begin : end / kPack,
+                begin % kPack != 0, !any && end % kPack != 0});
+      }
+      added_ = first + common.begin;
+    }
+    if (any) {
+      AddValues(first + common.end);
+      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+        const int end = spans[r].end;
+        AddOwn(tile, r, {common.end, end / kPack, false, end % kPack != 0});
+      }
+    }
+    added_ = steps_ = first + kTileSteps<Ops>;
+  }
+
+  HWY_INLINE void AddOwn(int tile, int r, const OwnSteps& own) {
+    OwnValues<Ops>(pages_.v + tile * kGroups,
+                   Weights(tile * kTileSteps<Ops>) + r * ws_.p_stride, own,
+                   acc_ + r * ws_.acc_floats, ws_.acc_floats);
   }
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
@@ -511,8 +506,17 @@ class GroupPass {
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
     Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, pages_.v, run_.on_end,
-                           added_, end, acc_, ws_.acc_floats, run_.value_fetch);
+                           added_, end, acc_, ws_.acc_floats, fresh_,
+                           run_.value_fetch);
     added_ = end;
+    fresh_ = false;
+  }
+
+  // Before others than AddValues add to them.
+  HWY_INLINE void BeginSums() {
+    if (!fresh_) return;
+    ZeroFloats(acc_, R * ws_.acc_floats);
+    fresh_ = false;
   }
 
   HWY_INLINE float Scale() const { return modified_ ? 1.0f : args_.scale_log2; }
@@ -531,6 +535,7 @@ class GroupPass {
   bool modified_;
   int steps_ = 0;        // of values that have weights, or will
   int added_ = 0;        // of values
+  bool fresh_ = false;   // nothing stands in acc_ yet
   int p_at_ = 0;         // where the run's weights would begin, in ws_.p
   bool holds_ = false;   // a single tile, whose values are added later,
   bool ragged_ = false;  // not the same ones for all rows

@@ -37,8 +37,10 @@ HWY_INLINE void OpenTile(RunContext<Ops>& run, const RowGroups& groups,
                          const Chunk& chunk, Opening opening, int head,
                          const Group& group, int tile) {
   if (opening == kNotFirst) return;
-  if (opening == kFirst && tile == 0) {
-    PackGroup(run, groups, chunk, head, group);
+  if (tile == 0) {
+    if (opening == kFirst) PackGroup(run, groups, chunk, head, group);
+    ZeroFloats(run.ws->acc + group.local * run.ws->acc_floats,
+               group.rows * run.ws->acc_floats);
   }
   FetchOut(run, group.row + group.rows * tile / run.tiles,
            group.row + group.rows * (tile + 1) / run.tiles);

@@ -16,12 +16,13 @@ struct RowState {
   float max;        // reference maximum x scale_log2; -inf before any key
 };
 
-HWY_INLINE void ResetRow(RowState& state, float* HWY_RESTRICT lanes,
-                         float* HWY_RESTRICT acc, int acc_floats) {
+HWY_INLINE void ZeroFloats(float* to, int count) {
+  for (int i = 0; i < count; i += static_cast<int>(kN)) StoreF(Zero(), to + i);
+}
+
+HWY_INLINE void ResetRow(RowState& state, float* HWY_RESTRICT lanes) {
   state = {std::numeric_limits<float>::quiet_NaN(), kMinusInf};
-  constexpr int kStep = static_cast<int>(kN);
-  for (int i = 0; i < kLanes; i += kStep) StoreF(Zero(), lanes + i);
-  for (int i = 0; i < acc_floats; i += kStep) StoreF(Zero(), acc + i);
+  ZeroFloats(lanes, kLanes);
 }
 
 // Scales what a row has summed up by 2^exponent: rare after the first tile,

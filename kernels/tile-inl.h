@@ -132,6 +132,13 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   steps_to(end);
 }
 
+template <int R, int NV>
+HWY_INLINE void ZeroRows(V (&rows)[R][NV]) {
+  HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) rows[r][i] = Zero();
+  }
+}
+
 // The rows of a register tile in memory, `stride` floats apart.
 template <int R, int NV>
 HWY_INLINE void LoadRows(const float* from, size_t stride, V (&rows)[R][NV]) {
@@ -191,7 +198,7 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
 // v        group addresses, already advanced to the first dim
 // stride   bytes from one step of a group to the next
 // on_end   from one group to the next too (never where IsNear)
-// acc      rows acc_stride floats apart
+// acc      rows acc_stride floats apart; `fresh`: nothing stands there yet
 //
 // kFetches  a step's steps of fetching
 template <class Ops, int R, int NV, FetchMode kFetch, int kFetches = 1>
@@ -200,11 +207,15 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
                             const std::byte* const* HWY_RESTRICT v,
                             size_t offset, size_t stride, bool on_end,
                             int begin, int end, float* HWY_RESTRICT acc,
-                            size_t acc_stride, Prefetch& fetch) {
+                            size_t acc_stride, bool fresh, Prefetch& fetch) {
   using Operand = typename Ops::Operand;
   constexpr size_t kSteps = kGroupTokens / Ops::kPack;  // of one group
   V sum[R][NV];
-  LoadRows(acc, acc_stride, sum);
+  if (fresh) {
+    ZeroRows(sum);
+  } else {
+    LoadRows(acc, acc_stride, sum);
+  }
   // Where streams are fetched registers are short, and p_stride is known.
   constexpr bool kKnown = !kIntelAvx512 || IsNear(kFetch);
   const RowOffsets row_at((kKnown ? size_t{kRunSteps<Ops>} : p_stride) *
@@ -250,18 +261,51 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   StoreRows(sum, acc, acc_stride);
 }
 
-// A step of which a row sees one token only, the even or the odd one: the
-// other's V may be NaN, so it is dropped, not multiplied by a zero weight.
-template <class Ops, bool kEven>
-HWY_NOINLINE void ValueHalfStep(const typename Ops::Operand* HWY_RESTRICT p,
-                                const std::byte* HWY_RESTRICT lane,
-                                int num_vecs, float* HWY_RESTRICT acc) {
-  for (int i = 0; i < num_vecs; ++i) {
-    const auto pair = Ops::Load(lane + i * kVecBytes<Ops>);
-    const auto raw = kEven ? Ops::DropOdd(pair) : Ops::DropEven(pair);
-    float* to = acc + i * static_cast<int>(kN);
-    StoreF(Ops::MulAdd(LoadF(to), raw, *p), to);
+// What one row adds for itself of a tile: steps [begin, end), and before and
+// after them a step of which it sees the odd resp. the even token only.
+struct OwnSteps {
+  int begin;
+  int end;
+  bool odd_before;
+  bool even_after;
+  HWY_INLINE bool any() const {
+    return begin < end || odd_before || even_after;
   }
+};
+
+// acc[NV * kN] += p . v of one row. A token that it does not see may be NaN, so
+// it is dropped, not multiplied by a zero weight.
+template <class Ops, int NV>
+HWY_NOINLINE void RowValues(const typename Ops::Operand* HWY_RESTRICT p,
+                            const std::byte* const* HWY_RESTRICT groups,
+                            size_t offset, size_t stride, const OwnSteps& own,
+                            float* HWY_RESTRICT acc) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;
+  V sum[1][NV];
+  LoadRows(acc, 0, sum);
+  const auto add = [&](int step, const auto& part) HWY_ATTR {
+    const std::byte* lane = groups[step / kSteps] + offset +
+                            static_cast<size_t>(step % kSteps) * stride;
+    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+      const auto raw = Ops::Load(lane + i * kVecBytes<Ops>);
+      sum[0][i] = Ops::MulAdd(sum[0][i], part(raw), p[step]);
+    }
+  };
+  using Raw = typename Ops::Raw;
+  if constexpr (Ops::kPack == 2) {
+    if (own.odd_before) {
+      add(own.begin - 1, [](Raw raw) HWY_ATTR { return Ops::DropEven(raw); });
+    }
+  }
+  HWY_UNROLL(1) for (int step = own.begin; step < own.end; ++step) {
+    add(step, [](Raw raw) HWY_ATTR { return raw; });
+  }
+  if constexpr (Ops::kPack == 2) {
+    if (own.even_after) {
+      add(own.end, [](Raw raw) HWY_ATTR { return Ops::DropOdd(raw); });
+    }
+  }
+  StoreRows(sum, acc, 0);
 }
 
 }  // namespace VARLANE_NS
