@@ -28,10 +28,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   }
   const int64_t low = HWY_MAX(partition * kPartition, first_row.low);
   const int64_t high = HWY_MIN((partition + 1) * kPartition, last_row.high);
-  if (low >= high) {
-    ZeroFloats(ws.acc, (chunk.row_end - chunk.row_begin) * ws.acc_floats);
-    return;
-  }
+  if (low >= high) return;
   const Opening first =
       partition == HWY_MAX(args.partition_begin, first_row.low / kPartition)
           ? kFirst

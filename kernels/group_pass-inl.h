@@ -182,7 +182,6 @@ class GroupPass {
       RunOver();
     }
     run_.row_fetches.Finish();
-    BeginSums();
   }
 
   // Of a tile whose values are added once its scores are computed for all of
@@ -535,7 +534,8 @@ class GroupPass {
   bool modified_;
   int steps_ = 0;        // of values that have weights, or will
   int added_ = 0;        // of values
-  bool fresh_ = false;   // nothing stands in acc_ yet
+  bool fresh_ = false;   // nothing stands in acc_ yet, nor ever where no row
+                         // sees a key
   int p_at_ = 0;         // where the run's weights would begin, in ws_.p
   bool holds_ = false;   // a single tile, whose values are added later,
   bool ragged_ = false;  // not the same ones for all rows
