@@ -89,11 +89,15 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
     const int first = vecs * i / passes;
     const int next = vecs * (i + 1) / passes;
     const int width = next - first;
+    constexpr int kSteps = kGroupTokens / Ops::kPack;
+    const std::byte* const* group = groups + begin / kSteps;
     if constexpr (IsNear(kFetch)) {
-      constexpr int kSteps = kGroupTokens / Ops::kPack;
-      fetch.onward = i + 1 < passes ? ValueHead<Ops>(groups[begin / kSteps],
-                                                     next, acc_floats)
-                                    : onward;
+      fetch.onward =
+          i + 1 < passes ? ValueHead<Ops>(*group, next, acc_floats) : onward;
+    } else if constexpr (FetchesValuesSoon<Ops>(kFetch)) {
+      // After the last pass, for want of others, its own ones.
+      fetch.onward.line[0] =
+          *group + VecOffset<Ops>(i + 1 < passes ? next : first);
     }
     OfWidth(width, [&](auto vectors) HWY_ATTR {
       ValueTile<Ops, R, decltype(vectors)::value, kFetch>(

@@ -225,6 +225,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
       HWY_MAX(kAheadBytes<Ops> / (kLines * 64 * kSteps), size_t{1});
   Fetcher<Ops, kFetch> fetcher(fetch);
   Ahead<kFetch, kLines, false> ahead(fetch);
+  constexpr bool kSoon = FetchesValuesSoon<Ops>(kFetch);
   const Operand* x = p;
   const Operand* const p_end = p + (end - begin);
   size_t step = static_cast<size_t>(begin) % kSteps;  // of its group
@@ -238,6 +239,11 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
       }
     }
     const std::byte* lane = *v + offset + step * stride;
+    ptrdiff_t to_next = 0;
+    if constexpr (kSoon) {
+      const bool last = static_cast<size_t>(p_end - x) <= kSteps;
+      to_next = last ? fetch.onward.line[0] - lane : v[1] - v[0];
+    }
     const Operand* x_end = HWY_MIN(x + (kSteps - step), p_end);
     if constexpr (kIntelAvx512 && !IsNear(kFetch)) {
       if (on_end) x_end = p_end;
@@ -246,6 +252,11 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
         x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
           HWY_UNROLL(2) for (int i = 0; i < kFetches; ++i) fetcher.Step(lane);
           ahead.Step();
+          if constexpr (kSoon) {
+            HWY_UNROLL(8) for (int i = 0; i < kLines; ++i) {
+              FetchSoon(lane + to_next + i * 64);
+            }
+          }
           const auto from = [&](int i) HWY_ATTR {
             return lane + static_cast<size_t>(i) * kVecBytes<Ops>;
           };
