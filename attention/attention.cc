@@ -186,8 +186,7 @@ Status Attention::Plan(const Batch& batch, const AttentionShape& shape,
   VARLANE_RETURN_IF_ERROR(MakePlan(batch, shape, kv, options,
                                    runtime.num_workers(), plan->impl_.get(),
                                    runtime.num_nodes()));
-  const int64_t caches = L3Bytes(runtime.topology());
-  plan->impl_->exceeds_caches = caches > 0 && plan->impl_->kv_bytes > caches;
+  plan->impl_->cache_bytes = L3Bytes(runtime.topology());
   return {};
 }
 

@@ -127,7 +127,7 @@ struct AttentionPlan::Impl {
   std::vector<WorkerCounters> counters;  // [workers]
   std::vector<double> worker_seconds;    // [workers]
   int64_t kv_bytes = 0;
-  bool exceeds_caches = false;  // kv_bytes more than the L3s hold together
+  int64_t cache_bytes = 0;  // of all L3s; 0 where the machine shows none
   int64_t flops = 0;
 
   // A threadgroup's work: query tokens [first_token, first_token + num_tokens)

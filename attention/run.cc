@@ -153,8 +153,21 @@ Status PlanRun::Begin(const KernelTable& table, Impl* plan, const KvView& kv,
   tensors_ = tensors;
   q_ = Resolve(tensors.q, plan->num_q_heads, kv.layout.head_size);
   out_ = Resolve(tensors.out, plan->num_q_heads, kv.layout.v_head_size);
+  JudgeCaches();
   start_ = Clock::now();
   return {};
+}
+
+void PlanRun::JudgeCaches() {
+  const int64_t caches = plan_->cache_bytes;
+  const KvLayout& layout = plan_->layout;
+  const auto q = static_cast<int64_t>(SizeOf(tensors_.q.dtype));
+  const auto out = static_cast<int64_t>(SizeOf(tensors_.out.dtype));
+  const int64_t rows = plan_->total_q * plan_->num_q_heads;
+  const int64_t rows_bytes =
+      rows * (layout.head_size * q + layout.v_head_size * out);
+  exceeds_caches_ = caches > 0 && plan_->kv_bytes > caches;
+  streams_out_ = caches > 0 && rows_bytes >= caches;
 }
 
 void PlanRun::End(bool complete, bool fill_nan, LaunchReport* report) noexcept {
@@ -287,7 +300,8 @@ AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
   args.kv = PagesOf(item, head);
   args.k_head_bytes = layout.k_head_bytes();
   args.v_head_bytes = layout.v_head_bytes();
-  args.exceeds_caches = plan_->exceeds_caches;
+  args.exceeds_caches = exceeds_caches_;
+  args.streams_out = streams_out_;
   args.mask = item.mask;
   args.softcap = plan_->softcap;
   if (tensors_.alibi_slopes != nullptr) {

@@ -75,6 +75,11 @@ class PlanRun {
   void RunPartition(const Threadgroup& group, const Assignment& work,
                     WorkerCounters& count) const;
   void FillNan() const noexcept;
+  // What the caches cannot hold. Output is streamed where q and out fill them:
+  // its reader would not find it there (Zen 5, 8x512, launch and reading out
+  // together, q and out of 32 to 64 MB beside an L3 of 32: 1 to 2% faster; of 8
+  // to 12 MB: even to 2% slower).
+  void JudgeCaches();
 
   AttentionPlan::Impl* plan_ = nullptr;
   const KvKernels* kernels_ = nullptr;
@@ -84,6 +89,8 @@ class PlanRun {
   AttentionTensors tensors_;
   Strides q_;
   Strides out_;
+  bool exceeds_caches_ = false;  // AttendArgs'
+  bool streams_out_ = false;     // AttendArgs'
   std::chrono::steady_clock::time_point start_;
 };
 

@@ -121,6 +121,9 @@ struct AttendArgs {
   DType out_dtype = DType::kF32;
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;
+  // Whether rows of whole lines are written past the caches, as q and out that
+  // fill these would not be found there. Never changes a result.
+  bool streams_out = false;
   float* lse = nullptr;  // of token 0, head 0; strides: Hq and 1. May be null.
   int64_t lse_token_stride = 0;
   // ... or, where not null, one partial state a row of the one partition.

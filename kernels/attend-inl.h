@@ -112,9 +112,17 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
   float* lse = args.lse == nullptr
                    ? nullptr
                    : args.lse + token * args.lse_token_stride + head;
+  void* out = OutRow(args, token, head);
+  const size_t bytes =
+      static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
+  const bool streams = args.streams_out && bytes % 64 == 0 &&
+                       reinterpret_cast<uintptr_t>(out) % 64 == 0;
+  // Where a row is complete weights are no longer needed.
+  static_assert(kRunSteps<Ops> * sizeof(typename Ops::Operand) * kMaxRows >=
+                kMaxHeadSize * sizeof(float));
   FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
-                 args.v_head_size, args.out_dtype, OutRow(args, token, head),
-                 lse);
+                 args.v_head_size, args.out_dtype, streams ? ws.p : out, lse);
+  if (streams) StreamLines(ws.p, bytes, out);
 }
 
 template <class Pool, class Ops>
@@ -132,6 +140,7 @@ HWY_INLINE void AttendGroups(const AttendArgs& args, const RowGroups& groups) {
       }
     }
   }
+  if (args.streams_out) hwy::FlushStream();
 }
 
 template <class Ops>

@@ -166,11 +166,12 @@ HWY_INLINE void FetchQuery(RunContext<Ops>& run, int row_begin, int row_end) {
   }
 }
 
-// Where rows will write, while there is arithmetic to hide it.
+// Where rows will write, while there is arithmetic to hide it; but what goes
+// past the caches is not read.
 template <class Ops>
 HWY_INLINE void FetchOut(RunContext<Ops>& run, int row_begin, int row_end) {
   const AttendArgs& args = *run.args;
-  if (args.partials != nullptr) return;
+  if (args.partials != nullptr || args.streams_out) return;
   const size_t bytes =
       static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
   for (int row = row_begin; row < row_end; ++row) {

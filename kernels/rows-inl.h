@@ -191,6 +191,16 @@ HWY_INLINE void WriteDivided(const float* HWY_RESTRICT acc, float by,
   });
 }
 
+// Whole lines, past the caches; others see them after hwy::FlushStream.
+HWY_INLINE void StreamLines(const void* from, size_t bytes, void* to) {
+  const hn::ScalableTag<uint8_t> d;
+  const auto* read = static_cast<const uint8_t*>(from);
+  auto* out = static_cast<uint8_t*>(to);
+  for (size_t at = 0; at < bytes; at += hn::Lanes(d)) {
+    hn::Stream(hn::LoadU(d, read + at), d, out + at);
+  }
+}
+
 // --- states in memory --------------------------------------------------------
 
 // A merged state: m (log2 units), l, acc [Dv'].

@@ -226,7 +226,8 @@ TEST(AttentionTensorTest, StridedAndUnalignedTensorsGiveTheSameBits) {
   spec.seqs = {{5, 40}, {1, 90}};
   spec.q_dtype = DType::kBF16;
   const AttentionCase c(spec);
-  const Engine engine = MakeEngine(2);
+  // Which would write past them what is not.
+  const Engine engine = MakeSmallCaches("");
   const Output packed = c.Run(*engine.attention);
 
   const int64_t tokens = spec.total_q();
@@ -261,6 +262,27 @@ TEST(AttentionTensorTest, StridedAndUnalignedTensorsGiveTheSameBits) {
   }
   for (const float value : out) untouched += value == 7.0f ? 1 : 0;
   EXPECT_EQ(untouched, int64_t(out.size()) - tokens * spec.q_heads * row);
+}
+
+// Rows of whole lines go past caches that q and out fill; others do not.
+TEST(AttentionTensorTest, OutputPastTheCachesIsTheSameBits) {
+  for (const DType out : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const int v_head_size : {128, 72, 576}) {
+      CaseSpec spec;
+      spec.seqs = {{40, 1300}, {5, 40}, {1, 90}};
+      spec.v_head_size = v_head_size;
+      spec.out_dtype = out;
+      const AttentionCase c(spec);
+      for (const Engine& engine : EnginesOfAllTargets()) {
+        SCOPED_TRACE(engine.attention->simd_target());
+        const Engine small = MakeSmallCaches(engine.attention->simd_target());
+        const Output streamed = c.Run(*small.attention);
+        c.ExpectMatchesReference(streamed);
+        ExpectSameBits(c.Run(*engine.attention), streamed, "small caches");
+        if (HasFailure()) return;
+      }
+    }
+  }
 }
 
 TEST(AttentionTensorTest, OffsetsBeyondFourGiBAreReached) {

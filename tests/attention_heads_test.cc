@@ -79,13 +79,8 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
   const AttentionCase c(spec);
   for (const Engine& engine : EnginesOfAllTargets()) {
     SCOPED_TRACE(engine.attention->simd_target());
-    RuntimeOptions options = engine.runtime->options();
-    options.topology = "l3:1(size=4096) core:2 pu:1";
-    Result<std::unique_ptr<Runtime>> runtime = Runtime::Create(options);
-    VARLANE_ASSERT_OK(runtime.status());
-    const auto attention = Attention::Create(runtime->get());
-    VARLANE_ASSERT_OK(attention.status());
-    const Output out = c.Run(**attention, Together(spec.kv_heads));
+    const Engine small = MakeSmallCaches(engine.attention->simd_target());
+    const Output out = c.Run(*small.attention, Together(spec.kv_heads));
     c.ExpectMatchesReference(out);
     ExpectSameBits(c.Run(*engine.attention), out, "a small cache");
     if (HasFailure()) return;

@@ -14,6 +14,7 @@
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/testing.h"
 #include "tests/testing/tolerance.h"
+#include "varlane/huge_page_allocator.h"
 #include "varlane/reference.h"
 
 namespace varlane::testing {
@@ -296,8 +297,9 @@ Output AttentionCase::Run(const Attention& attention,
   if (!planned.ok()) return output;
   const auto rows = static_cast<size_t>(spec_.total_q() * spec_.q_heads);
   const auto elements = rows * static_cast<size_t>(spec_.v_size());
-  std::vector<std::byte> raw(elements * SizeOf(spec_.out_dtype) + 1,
-                             std::byte{0xff});
+  // Aligned to lines, so that rows of whole ones may go past the caches.
+  std::vector<std::byte, HugePageAllocator<std::byte>> raw(
+      elements * SizeOf(spec_.out_dtype) + 1, std::byte{0xff});
   output.lse.assign(rows, std::numeric_limits<float>::quiet_NaN());
   AttentionTensors tensors;
   tensors.q = q();

@@ -47,6 +47,13 @@ Engine MakeL3Arenas(int l3s_of_node) {
   return MakeEngine(options);
 }
 
+Engine MakeSmallCaches(const std::string& simd) {
+  RuntimeOptions options;
+  options.topology = "l3:1(size=4096) core:2 pu:1";
+  options.simd_target = simd;
+  return MakeEngine(options);
+}
+
 const std::vector<Engine>& EnginesOfAllTargets() {
   static const std::vector<Engine> engines = [] {
     std::vector<Engine> all;

@@ -25,6 +25,8 @@ Engine MakeEngine(int threads, const std::string& simd = "");
 Engine MakeNodes(int num_nodes, int cores_of_node = 1);
 // On two nodes, with an arena for each of their L3s.
 Engine MakeL3Arenas(int l3s_of_node);
+// Two cores whose caches hold 4 KiB: less than any launch reads and writes.
+Engine MakeSmallCaches(const std::string& simd);
 // One engine per supported target, made once; 2 workers.
 const std::vector<Engine>& EnginesOfAllTargets();
 
