@@ -282,12 +282,9 @@ void PlanRun::AttendHeads(const Threadgroup& tg, const Assignment& work,
 AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
                          int head) const {
   const KvLayout& layout = plan_->layout;
-  const int64_t token = TokenOf(item);
   const int64_t q_head = int64_t{head} * plan_->group;
   AttendArgs args;
-  args.q = static_cast<const std::byte*>(tensors_.q.data) +
-           (token * q_.token + q_head * q_.head) *
-               static_cast<int64_t>(SizeOf(tensors_.q.dtype));
+  args.q = QueryOf(item, head);
   args.q_dtype = tensors_.q.dtype;
   args.q_token_stride = q_.token;
   args.q_head_stride = q_.head;
@@ -326,6 +323,15 @@ void PlanRun::Aim(const Assignment& work, int head, AttendArgs* args) const {
   args->next_high = keys.high;
   if (args->next_low >= args->next_high) return;
   args->next = PagesOf(work.item, work.head + head);
+  args->next_q = QueryOf(work.item, work.head + head);
+  args->next_tokens = static_cast<int>(work.item.num_tokens);
+}
+
+const void* PlanRun::QueryOf(const Item& item, int head) const {
+  const int64_t q_head = int64_t{head} * plan_->group;
+  return static_cast<const std::byte*>(tensors_.q.data) +
+         (TokenOf(item) * q_.token + q_head * q_.head) *
+             static_cast<int64_t>(SizeOf(tensors_.q.dtype));
 }
 
 KvPages PlanRun::PagesOf(const Item& item, int head) const {

@@ -63,6 +63,8 @@ class PlanRun {
   void AimNext(int64_t index, AttendArgs* args) const;
   void Aim(const Assignment& work, int head, AttendArgs* args) const;
   KvPages PagesOf(const Item& item, int head) const;
+  // Its first row of a KV head.
+  const void* QueryOf(const Item& item, int head) const;
   int64_t TokenOf(const Item& item) const;
   // Not inlined, so that Attend's code does not depend on its traced twin
   // (tools/check_trace_code.py).

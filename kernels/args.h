@@ -133,9 +133,12 @@ struct AttendArgs {
   std::byte* scratch = nullptr;  // 64-byte aligned, AttendScratchBytes
 
   // What this worker does next, as far as it knows: keys [next_low, next_high)
-  // of `next` are the first it will read, and some of them are fetched while
-  // this work ends. next.k null = nothing known. Never changes a result.
+  // of `next` are the first it will read, with q of `next_tokens` tokens, whose
+  // first row stands at next_q. Some of them are fetched while this work ends.
+  // next.k and next_q null = nothing known. Never changes a result.
   KvPages next;
+  const void* next_q = nullptr;
+  int next_tokens = 0;
   int64_t next_low = 0;
   int64_t next_high = 0;
 };

@@ -166,6 +166,21 @@ HWY_INLINE void FetchQuery(RunContext<Ops>& run, int row_begin, int row_end) {
   }
 }
 
+// The first ones of what this worker does next.
+template <class Ops>
+HWY_INLINE void FetchNextQuery(RunContext<Ops>& run) {
+  const AttendArgs& args = *run.args;
+  if (args.next_q == nullptr) return;
+  const size_t bytes =
+      static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
+  const int rows = HWY_MIN(kMaxRows, args.next_tokens * args.group);
+  for (int row = 0; row < rows; ++row) {
+    const int64_t elements = row / args.group * args.q_token_stride +
+                             row % args.group * args.q_head_stride;
+    run.row_fetches.Add(RowAt(args.next_q, args.q_dtype, elements), bytes);
+  }
+}
+
 // Where rows will write, while there is arithmetic to hide it; but what goes
 // past the caches is not read.
 template <class Ops>

@@ -20,6 +20,8 @@ HWY_INLINE void PackGroup(RunContext<Ops>& run, const RowGroups& groups,
     FetchQuery(run, end, groups.begin(group.index + 2, head));
   } else if (head + 1 < groups.heads) {
     FetchQuery(run, end, groups.begin(1, head + 1));
+  } else {
+    FetchNextQuery(run);
   }
   const Workspace<Ops>& ws = *run.ws;
   for (int row = group.row; row < end; ++row) {

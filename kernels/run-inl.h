@@ -44,10 +44,16 @@ struct RowGroups {
   int rows;   // of one KV head
   int heads;  // KV heads
   int count;  // of one KV head
+  int least;  // rows of a group;
+  int extra;  // the first so many have one more
   HWY_INLINE RowGroups(int num_rows, int num_heads, int most)
-      : rows(num_rows), heads(num_heads), count((num_rows + most - 1) / most) {}
+      : rows(num_rows),
+        heads(num_heads),
+        count((num_rows + most - 1) / most),
+        least(num_rows / count),
+        extra(num_rows % count) {}
   HWY_INLINE int begin(int g, int head = 0) const {
-    return head * rows + static_cast<int>(int64_t{rows} * g / count);
+    return head * rows + g * least + HWY_MIN(g, extra);
   }
   HWY_INLINE int all_rows() const { return rows * heads; }
   // Enough that what is done once for all of them costs little.

@@ -43,14 +43,12 @@ HWY_NOINLINE void Rescale(float exponent, float* HWY_RESTRICT lanes,
 // anything.
 HWY_INLINE void MaskScores(int begin, int end, float* HWY_RESTRICT scores) {
   const V minus_inf = Broadcast(kMinusInf);
-  constexpr int kStep = static_cast<int>(kN);
-  for (int at = 0; at < kKeyTile; at += kStep) {
-    const int first = HWY_MIN(HWY_MAX(begin - at, 0), kStep);
-    const int last = HWY_MIN(HWY_MAX(end - at, 0), kStep);
-    if (first == 0 && last == kStep) continue;
-    const auto before = hn::FirstN(D(), static_cast<size_t>(first));
-    const auto seen =
-        hn::AndNot(before, hn::FirstN(D(), static_cast<size_t>(last)));
+  const auto first = hn::Set(DI(), begin);
+  const auto last = hn::Set(DI(), end);
+  for (int at = 0; at < kKeyTile; at += static_cast<int>(kN)) {
+    const auto token = hn::Iota(DI(), at);
+    const auto seen = hn::RebindMask(
+        D(), hn::AndNot(hn::Lt(token, first), hn::Lt(token, last)));
     StoreF(hn::IfThenElse(seen, LoadF(scores + at), minus_inf), scores + at);
   }
 }

@@ -45,7 +45,7 @@ MUTATIONS = [
      "hn::IfThenElse(seen, LoadF(scores + at), minus_inf)",
      "hn::IfThenElse(seen, minus_inf, LoadF(scores + at))"),
     ("left mask misses its first key", SOFTMAX,
-     "HWY_MAX(begin - at, 0)", "HWY_MAX(begin - 1 - at, 0)"),
+     "hn::Set(DI(), begin)", "hn::Set(DI(), begin - 1)"),
     ("later rows decide where a chunk begins", ATTEND,
      "partition * kPartition, first_row.low",
      "partition * kPartition, last_row.low"),
