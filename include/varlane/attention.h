@@ -117,7 +117,9 @@ using MutableTensor = TensorView<void*>;
 
 struct AttentionTensors {
   ConstTensor q;      // [total_q, Hq, D]   f32, bf16 or f16
-  MutableTensor out;  // [total_q, Hq, Dv]  f32, bf16 or f16
+  // [total_q, Hq, Dv] f32, bf16 or f16. Where q and out fill the L3s together,
+  // rows of whole 64-byte lines are written past the caches.
+  MutableTensor out;
   // [total_q, Hq] natural log; null = not wanted. A row that sees no key has an
   // out of 0 and an lse of -inf, or of its sink where there is one.
   float* lse = nullptr;
