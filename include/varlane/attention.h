@@ -116,7 +116,7 @@ using ConstTensor = TensorView<const void*>;
 using MutableTensor = TensorView<void*>;
 
 struct AttentionTensors {
-  ConstTensor q;      // [total_q, Hq, D]   f32, bf16 or f16
+  ConstTensor q;  // [total_q, Hq, D]   f32, bf16 or f16
   // [total_q, Hq, Dv] f32, bf16 or f16. Where q and out fill the L3s together,
   // rows of whole 64-byte lines are written past the caches.
   MutableTensor out;
