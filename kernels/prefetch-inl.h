@@ -46,10 +46,10 @@ HWY_INLINE void FetchSoon(const std::byte* line) {
 }
 
 // Whether the loop over values asks for the next group's while it reads one's.
-// They are in L2, but half of each row is passed by at a time: of rows on pages
-// in any order Zen 5's own prefetchers lose track (in registers' reach 8%
-// slower than in order; with this 2%). In turns, prefill in bf16 and f16 1 to
-// 1.5% faster; f32, with twice the lines a multiply-add, 1% slower.
+// They are in L2, but a pass reads half of each row, on pages in any order, of
+// which Zen 5's own prefetchers lose track in 16-bit caches (the loop alone: 5
+// to 7% slower than over pages in order, with this even; in turns, prefill in
+// bf16 0.5 to 1.5% faster, in f16 0 to 1%). In f32 they do not (1% slower).
 template <class Ops>
 constexpr bool FetchesValuesSoon(FetchMode mode) {
   return kZen5 && !IsNear(mode) && sizeof(typename Ops::Cache) == 2;
