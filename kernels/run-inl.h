@@ -50,8 +50,8 @@ struct RowGroups {
       : rows(num_rows),
         heads(num_heads),
         count((num_rows + most - 1) / most),
-        least(num_rows / count),
-        extra(num_rows % count) {}
+        least(num_rows / HWY_MAX(count, 1)),  // an empty launch has no rows
+        extra(num_rows % HWY_MAX(count, 1)) {}
   HWY_INLINE int begin(int g, int head = 0) const {
     return head * rows + g * least + HWY_MIN(g, extra);
   }
