@@ -73,6 +73,29 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   }
 }
 
+// Writes a complete row to where it belongs, past the caches where they would
+// not hold it.
+template <class Ops>
+HWY_INLINE void WriteOut(const AttendArgs& args, const Workspace<Ops>& ws,
+                         const RowPlace& place, const State& state) {
+  const int64_t token = place.token;
+  const int64_t head = place.head;
+  float* lse = args.lse == nullptr
+                   ? nullptr
+                   : args.lse + token * args.lse_token_stride + head;
+  void* out = OutRow(args, token, head);
+  const size_t bytes =
+      static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
+  const bool streams = args.streams_out && bytes % 64 == 0 &&
+                       reinterpret_cast<uintptr_t>(out) % 64 == 0;
+  // Where a row is complete weights are no longer needed.
+  static_assert(kRunSteps<Ops> * sizeof(typename Ops::Operand) * kMaxRows >=
+                kMaxHeadSize * sizeof(float));
+  FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
+                 args.v_head_size, args.out_dtype, streams ? ws.p : out, lse);
+  if (streams) StreamLines(ws.p, bytes, out);
+}
+
 // Hands a row's state of one partition on: to its partial record, to its output
 // where this is all there is, or into the merged state.
 template <class Ops>
@@ -107,22 +130,7 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
     state = merged;
   }
   if (partition != last) return;
-  const int64_t token = place.token;
-  const int64_t head = place.head;
-  float* lse = args.lse == nullptr
-                   ? nullptr
-                   : args.lse + token * args.lse_token_stride + head;
-  void* out = OutRow(args, token, head);
-  const size_t bytes =
-      static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
-  const bool streams = args.streams_out && bytes % 64 == 0 &&
-                       reinterpret_cast<uintptr_t>(out) % 64 == 0;
-  // Where a row is complete weights are no longer needed.
-  static_assert(kRunSteps<Ops> * sizeof(typename Ops::Operand) * kMaxRows >=
-                kMaxHeadSize * sizeof(float));
-  FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
-                 args.v_head_size, args.out_dtype, streams ? ws.p : out, lse);
-  if (streams) StreamLines(ws.p, bytes, out);
+  WriteOut(args, ws, place, state);
 }
 
 template <class Pool, class Ops>

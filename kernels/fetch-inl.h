@@ -162,7 +162,7 @@ HWY_INLINE void FetchQuery(RunContext<Ops>& run, int row_begin, int row_end) {
       static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
   for (int row = row_begin; row < row_end; ++row) {
     const RowPlace& place = run.ws->places[row];
-    run.row_fetches.Add(QueryRow(args, place.token, place.head), bytes);
+    run.row_fetches.Add(QueryRow(args, args.q, place.token, place.head), bytes);
   }
 }
 
@@ -175,9 +175,8 @@ HWY_INLINE void FetchNextQuery(RunContext<Ops>& run) {
       static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
   const int rows = HWY_MIN(kMaxRows, args.next_tokens * args.group);
   for (int row = 0; row < rows; ++row) {
-    const int64_t elements = row / args.group * args.q_token_stride +
-                             row % args.group * args.q_head_stride;
-    run.row_fetches.Add(RowAt(args.next_q, args.q_dtype, elements), bytes);
+    run.row_fetches.Add(
+        QueryRow(args, args.next_q, row / args.group, row % args.group), bytes);
   }
 }
 

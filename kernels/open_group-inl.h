@@ -27,7 +27,8 @@ HWY_INLINE void PackGroup(RunContext<Ops>& run, const RowGroups& groups,
   for (int row = group.row; row < end; ++row) {
     const RowPlace& place = ws.places[row];
     PackQuery<Ops>(
-        *run.args, QueryRow(*run.args, place.token, place.head), ws.floats,
+        *run.args, QueryRow(*run.args, run.args->q, place.token, place.head),
+        ws.floats,
         ws.q + static_cast<size_t>(row) * static_cast<size_t>(ws.steps));
   }
 }

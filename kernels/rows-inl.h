@@ -87,10 +87,11 @@ HWY_INLINE void* RowAt(void* base, DType dtype, int64_t elements) {
          elements * static_cast<int64_t>(SizeOf(dtype));
 }
 
-// Where q of a row stands, and where its output goes.
-HWY_INLINE const void* QueryRow(const AttendArgs& args, int64_t token,
-                                int64_t head) {
-  return RowAt(args.q, args.q_dtype,
+// Where q of a row stands that is so far from the one at `q`, and where its
+// output goes.
+HWY_INLINE const void* QueryRow(const AttendArgs& args, const void* q,
+                                int64_t token, int64_t head) {
+  return RowAt(q, args.q_dtype,
                token * args.q_token_stride + head * args.q_head_stride);
 }
 template <class Args>

@@ -226,7 +226,7 @@ TEST(AttentionTensorTest, StridedAndUnalignedTensorsGiveTheSameBits) {
   spec.seqs = {{5, 40}, {1, 90}};
   spec.q_dtype = DType::kBF16;
   const AttentionCase c(spec);
-  // Which would write past them what is not.
+  // Caches that are full: rows that begin a line would go past them.
   const Engine engine = MakeSmallCaches("");
   const Output packed = c.Run(*engine.attention);
 

@@ -95,9 +95,9 @@ MUTATIONS = [
     ("wrong KV head", RUN,
      "kv_.k(0, layer_, head)", "kv_.k(0, layer_, 0)"),
     ("wrong query head of the group", OPEN_GROUP,
-     "QueryRow(*run.args, place.token, place.head), ws.floats,",
-     "QueryRow(*run.args, place.token, (place.head + 1) % run.args->group),\n"
-     "        ws.floats,"),
+     "run.args->q, place.token, place.head)",
+     "run.args->q, place.token,\n"
+     "                       (place.head + 1) % run.args->group)"),
     ("q packed by the first of split partitions only", ATTEND,
      "HWY_MAX(args.partition_begin, first_row.low / kPartition)",
      "first_row.low / kPartition"),
