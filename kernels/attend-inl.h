@@ -1,7 +1,7 @@
 // Attention of one threadgroup: its rows against one sequence's context.
 //
 // Loop nest, from the outside: partition, chunk of 64 register groups, run of
-// key tiles (whose K/V stay in L2), KV head, then register group of kMaxRows
+// key tiles (whose K/V stay in L2), KV head, then register group of kMostRows
 // rows and key tile, or the other way round (run_pass-inl.h):
 //
 //   scores = q k^T (SteadyTile) -> p = softmax (SoftenRows) -> acc += p v
@@ -155,15 +155,15 @@ template <class Ops>
 void AttendRows(const AttendArgs& args) {
   const ScopedFlushDenormals flush;
   const int rows = args.num_tokens * args.group;
-  const RowGroups groups(rows, args.num_kv_heads,
-                         TileRows<Ops>(rows, args.group));
   if constexpr (kWidens<Ops>) {
+    const RowGroups groups(rows, args.num_kv_heads, kMaxRows);
     if (Widens<Ops>(groups)) {
       AttendGroups<Ops, typename WideOps<Ops>::Type>(args, groups);
       return;
     }
   }
-  AttendGroups<Ops, Ops>(args, groups);
+  AttendGroups<Ops, Ops>(args, RowGroups(rows, args.num_kv_heads,
+                                         TileRows<Ops>(rows, args.group)));
 }
 
 // Folds partial records in index order and writes the rows.

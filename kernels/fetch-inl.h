@@ -74,20 +74,16 @@ HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
   FetchValues(run, next.v + begin, next.v + end, pieces, run.value_fetch);
 }
 
-// A single group of kIntelAvx512, at `tile`, where a unit begins: the keys and
-// the values of the next one while it computes the same of this one.
+// A single group of kIntelAvx512: the keys and the values of the next run while
+// it computes the same of this one.
 template <class Ops>
-HWY_INLINE void AimUnit(RunContext<Ops>& run, int tile) {
-  const bool within = tile + kUnit < run.tiles;
-  const RunPages* pages = within ? run.pages : run.next;
-  const int begin = within ? (tile + kUnit) * kGroups : 0;
-  if (pages == nullptr) {
+HWY_INLINE void AimNext(RunContext<Ops>& run) {
+  if (run.next == nullptr) {
     AimNowhere(run);
     run.value_fetch.onward = KeyHead(run.pages->k, 0);
   } else {
-    const int end = HWY_MIN(begin + kUnit * kGroups, pages->count);
-    AimPieces(run, *pages, begin, end, Pieces::kTogether);
-    run.value_fetch.onward = KeyHead(pages->k + begin, run.key_stride);
+    AimPieces(run, *run.next, 0, run.next->count, Pieces::kTogether);
+    run.value_fetch.onward = KeyHead(run.next->k, run.key_stride);
   }
   run.score_fetch.again = run.value_fetch.again = true;
 }

@@ -11,9 +11,9 @@ namespace VARLANE_NS {
 
 // Calls tile(integral_constant<int, width>): the width of a register tile as a
 // constant. `width` in [1, kMaxVecs].
-template <class Tile>
+template <int kMost = kMaxVecs, class Tile>
 HWY_INLINE void OfWidth(int width, const Tile& tile) {
-  if constexpr (kMaxVecs == 4) {
+  if constexpr (kMost == 4) {
     if (width == 4) return tile(std::integral_constant<int, 4>());
     if (width == 3) return tile(std::integral_constant<int, 3>());
   }
@@ -30,14 +30,15 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
                        Prefetch& fetch) {
   constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
   const int vecs = (end + static_cast<int>(kN) - 1) / static_cast<int>(kN);
-  for (int v = begin / static_cast<int>(kN); v < vecs; v += kMaxVecs) {
-    const int width = HWY_MIN(kMaxVecs, vecs - v);
-    const std::byte* k[kMaxVecs];
+  constexpr int kVecs = kVecsBeside<R>;
+  for (int v = begin / static_cast<int>(kN); v < vecs; v += kVecs) {
+    const int width = HWY_MIN(kVecs, vecs - v);
+    const std::byte* k[kVecs];
     for (int i = 0; i < width; ++i) {
       k[i] =
           groups[(v + i) / kGroupVecs] + VecOffset<Ops>((v + i) % kGroupVecs);
     }
-    OfWidth(width, [&](auto vectors) HWY_ATTR {
+    OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
       ScoreTile<Ops, R, decltype(vectors)::value, kFetch>(
           q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
     });
@@ -84,7 +85,8 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
       return;
     }
   }
-  const int passes = (vecs + kMaxVecs - 1) / kMaxVecs;
+  constexpr int kVecs = kVecsBeside<R>;
+  const int passes = (vecs + kVecs - 1) / kVecs;
   for (int i = 0; i < passes; ++i) {
     const int first = vecs * i / passes;
     const int next = vecs * (i + 1) / passes;
@@ -99,7 +101,7 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
       fetch.onward.line[0] =
           *group + VecOffset<Ops>(i + 1 < passes ? next : first);
     }
-    OfWidth(width, [&](auto vectors) HWY_ATTR {
+    OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
       ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
           p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
           stride, on_end, begin, end, acc + first * static_cast<int>(kN),
@@ -225,15 +227,11 @@ class GroupPass {
 
  private:
   static constexpr int kPack = Ops::kPack;
-  static constexpr bool kInUnits = kIntelAvx512 && kFetch == kFetchNear;
   static constexpr bool kByTile = kZen5 && kFetch == kFetchNear;
 
   // Tile by tile, then all values.
   HWY_INLINE void RunOver() {
     for (int tile = 0; tile < run_.tiles; ++tile) {
-      if constexpr (kInUnits) {
-        if (tile % kUnit == 0) BeginUnit(tile);
-      }
       run_.row_fetches.Step();
       if (!PassTile(tile)) break;
     }
@@ -269,7 +267,7 @@ class GroupPass {
   HWY_INLINE void Hold(int tile) {
     holds_ = true;
     added_ = steps_ = tile * kTileSteps<Ops>;
-    p_at_ = slot_ * kMaxRows * ws_.p_stride - steps_;
+    p_at_ = slot_ * kMostRows<Ops> * ws_.p_stride - steps_;
     scores_ = reinterpret_cast<float*>(Weights(steps_));
   }
 
@@ -293,12 +291,6 @@ class GroupPass {
       RaggedTile(tile);
     }
     return true;
-  }
-
-  HWY_INLINE void BeginUnit(int tile) {
-    waiting_.Finish();
-    AddValues(steps_);
-    AimUnit(run_, tile);
   }
 
   // A tile that every row sees all of.
@@ -341,10 +333,8 @@ class GroupPass {
   HWY_INLINE void AimOnward(int tile) {
     if constexpr (kFetch == kFetchNear && !kZen5) {
       constexpr int kSteps = kGroupTokens / kPack;
-      const bool values_follow =
-          tile + 1 == run_.tiles || (kInUnits && (tile + 1) % kUnit == 0);
       run_.score_fetch.onward =
-          values_follow
+          tile + 1 == run_.tiles
               ? ValueHead<Ops>(pages_.v[added_ / kSteps], 0, ws_.acc_floats)
               : KeyHead(pages_.k + (tile + 1) * kGroups, run_.key_stride);
     }
@@ -577,21 +567,21 @@ HWY_INLINE auto OfRows(int rows, const Pass& pass) {
 
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
-  OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
+  OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
     PassRows<Ops, decltype(rows)::value, kFetch>(run, group);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE Unadded WeighUpToRows(RunContext<Ops>& run, const Group& group,
                                  int tile) {
-  return OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
+  return OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
     return WeighRows<Ops, decltype(rows)::value, kFetch>(run, group, tile);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void AddUpToRows(RunContext<Ops>& run, const Group& group, int tile,
                             Unadded unadded) {
-  OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
+  OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
     AddRows<Ops, decltype(rows)::value, kFetch>(run, group, tile, unadded);
   });
 }

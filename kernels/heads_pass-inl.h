@@ -100,7 +100,7 @@ HWY_INLINE void PassRunByHeads(RunContext<Ops>& run, const RowGroups& groups,
       ShiftPages(*run.args, *pages, first + heads.count, after);
       run.next = &after;
     }
-    OfRows<kMaxRows>(groups.rows, [&](auto r) HWY_ATTR {
+    OfRows<kMostRows<Ops>>(groups.rows, [&](auto r) HWY_ATTR {
       PassHeads<Ops, decltype(r)::value>(run, groups, chunk, opening, heads);
     });
   }

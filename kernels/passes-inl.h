@@ -16,6 +16,12 @@
 #undef VARLANE_NATIVE_BF16
 #define VARLANE_NATIVE_BF16 0
 HWY_BEFORE_NAMESPACE();
+#if HWY_TARGET == HWY_AVX3 && HWY_COMPILER_GCC_ACTUAL
+// GCC keeps integers for which it has no register in vectors, and taking one
+// back takes a multiplier's port; not where it is told whose CPU it is (Emerald
+// Rapids, 5 tokens of a group of 4 in f16: 20% faster).
+#pragma GCC target("tune=skylake-avx512")
+#endif
 #include "kernels/pass-inl.h"
 HWY_AFTER_NAMESPACE();
 

@@ -29,7 +29,7 @@ enum class Pieces : uint8_t { kAlone, kPaired, kTogether, kTogetherByTwo };
 // several give their own prefetchers more to do (blocks of 16 tokens, from
 // DRAM, 8 pieces instead of 2: decode 14% faster in bf16, 10% in f32 and f16;
 // 2 or 5 tokens, 12% in bf16, 14 to 21% in f32).
-constexpr int kTogether = kZen5 ? kGroups : kIntelAvx512 ? kUnit * kGroups : 2;
+constexpr int kTogether = kZen5 ? kGroups : kIntelAvx512 ? 2 * kGroups : 2;
 
 // Into L2, which takes more misses at a time than L1 does (Zen 4: 27 against 16
 // GB/s a core over random 4 KiB pieces); on Zen 5 it takes fewer (11 to 17
@@ -62,10 +62,11 @@ struct StreamHead {
   size_t stride = 0;
 };
 
-// The keys of a tile whose groups stand at `groups`.
+// The keys of a tile, or of a part of it, whose groups stand at `groups`.
+template <int kCount = kGroups>
 HWY_INLINE StreamHead KeyHead(const std::byte* const* groups, size_t stride) {
   StreamHead head;
-  for (int i = 0; i < kHeadLines; ++i) head.line[i] = groups[i % kGroups];
+  for (int i = 0; i < kHeadLines; ++i) head.line[i] = groups[i % kCount];
   head.stride = stride;
   return head;
 }
@@ -127,10 +128,11 @@ struct Prefetch {
   }
 };
 
-// Steps through a Prefetch with its state in few registers. Every line is asked
+// Steps through a Prefetch with its state in few registers, beside a register
+// tile of kVecs vectors. Every line is asked
 // for twice, two lines apart: the CPU drops what it has no room for (Zen 4,
 // from DRAM: 10% more). One that drops nothing is asked once.
-template <class Ops, FetchMode kMode>
+template <class Ops, FetchMode kMode, int kVecs>
 class Fetcher {
  public:
   static constexpr bool kOn = kMode != kNoFetch;
@@ -185,8 +187,7 @@ class Fetcher {
   // Faster, the CPU would have no room for what is asked for and drop it (f16
   // at twice the pace, from DRAM: 20% less).
   static constexpr size_t kLines =
-      IsNear(kMode) ? HWY_MAX(kMaxVecs * kVecBytes<Ops> / (2 * 64), size_t{1})
-                    : 1;
+      IsNear(kMode) ? HWY_MAX(kVecs * kVecBytes<Ops> / (2 * 64), size_t{1}) : 1;
   // Paced, four lines at a time (f16: 1% faster than two).
   static constexpr size_t kStepsOfFetch =
       kZen5 && IsNear(kMode) ? 2 / kLines : 1;
@@ -334,8 +335,10 @@ class RowFetches {
   }
 
  private:
-  const std::byte* rows_[2 * kMaxRows];
-  size_t bytes_[2 * kMaxRows];
+  // q of a register group, and out of another one.
+  static constexpr int kMost = 2 * (kIntelAvx512 ? 2 * kMaxRows : kMaxRows);
+  const std::byte* rows_[kMost];
+  size_t bytes_[kMost];
   int left_ = 0;
   int each_ = 0;
 };

@@ -17,10 +17,6 @@ constexpr int kGroups = kKeyTile / kGroupTokens;
 constexpr int kRun = 8;  // tiles
 constexpr int kRunKeys = kRun * kKeyTile;
 constexpr int kRunGroups = kRun * kGroups;
-// Tiles of a run whose values a single register group adds in one go where what
-// it reads next is fetched in order: so far ahead that memory is never short of
-// work, so near that L2 holds it (Emerald Rapids: 1 to 4 are about as good).
-constexpr int kUnit = 2;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 
 // Rows of a register tile, at most, where a threadgroup has `rows` of a KV
@@ -32,7 +28,9 @@ static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 template <class Ops>
 HWY_INLINE int TileRows(int rows, int group) {
   constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
-  if constexpr (kIntelAvx512) return kMaxRows;
+  if constexpr (kIntelAvx512) {
+    return rows <= kMaxRows ? kMaxRows : kMostRows<Ops>;
+  }
   bool four = !kZen5 && !kConverts && group % 4 == 0;
   if constexpr (Ops::kPack == 2 && !kZen5) four = rows > 2 * kMaxRows;
   return four ? HWY_MIN(kMaxRows, 4) : kMaxRows;
@@ -61,20 +59,24 @@ struct RowGroups {
   HWY_INLINE bool many() const { return count >= kMany; }
 };
 
-// Keys of a run that `groups` pass. A few groups on Intel's CPUs take half: the
-// L1 TLB holds 96 pages of 4 KiB, but 8 tiles and what is fetched of the next 8
-// stand on 128 of them or more (a Xeon with AMX, blocks of 16 tokens: 2 and 3
-// groups 5% faster in 16 bits and 12% in f32, 4 to 7 of bf16 2 to 4%, of others
-// 2 to 3% slower). Several groups on Zen 5 take a quarter: what they read again
-// is in L2 for sure (verify of 5 tokens 9% faster, f32 prefill 2 to 4%); but
-// many groups of dot products the whole, most of whose tiles' weights are
-// computed beside the next one's scores (prefill chunk 3% faster).
+// Keys of a run that `groups` pass. A single group on Intel's CPUs takes a
+// quarter, so that all KV heads of a block are fetched one after the other
+// (Emerald Rapids, in turns: 3 rows and more up to 2% faster, 7 to 10 of 16
+// bits 4 to 7%). A few groups take half: the L1 TLB holds 96 pages of 4 KiB,
+// but 8 tiles and what is fetched of the next 8 stand on 128 of them or more (a
+// Xeon with AMX, blocks of 16 tokens: 2 and 3 groups 5% faster in 16 bits and
+// 12% in f32, 4 to 7 of bf16 2 to 4%, of others 2 to 3% slower). Several groups
+// on Zen 5 take a quarter: what they read again is in L2 for sure (verify of 5
+// tokens 9% faster, f32 prefill 2 to 4%); but many groups of dot products the
+// whole, most of whose tiles' weights are computed beside the next one's scores
+// (prefill chunk 3% faster).
 template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
   if constexpr (kZen5) {
     const bool whole = groups.count == 1 || (Ops::kPack == 2 && groups.many());
     return whole ? kRunKeys : kRunKeys / 4;
   }
+  if (kIntelAvx512 && groups.count == 1) return kRunKeys / 4;
   constexpr int kFew = Ops::kPack == 2 ? 7 : 3;
   const bool halves = kIntelAvx512 && groups.count > 1 && groups.count <= kFew;
   return halves ? kRunKeys / 2 : kRunKeys;

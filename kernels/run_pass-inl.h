@@ -13,6 +13,11 @@ constexpr int kMostTurns = 4;
 // Where there is no FMA, memory is ahead of the arithmetic by itself.
 constexpr bool kFetches = VARLANE_HAS_FMA;
 
+// Twice as many row counts are enough to compile for whether or not the next
+// run is fetched.
+template <class Ops>
+constexpr bool kSparesPasses = kMostRows<Ops> > kMaxRows;
+
 template <class Ops>
 HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
   const int turns = HWY_MIN(groups, kMostTurns);
@@ -20,9 +25,10 @@ HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
   return HWY_MAX(HWY_MIN(turns, run.next->count / kTogether), 1);
 }
 
-// What they take side by side. Few fetch two lines a step, lest it be late.
-HWY_INLINE Pieces FarPieces(int turns) {
-  const bool few = turns <= 3;
+// What groups of `rows` take side by side. Few fetch two lines a step, lest it
+// be late; beside half as many vectors there are twice as many steps.
+HWY_INLINE Pieces FarPieces(int turns, int rows) {
+  const bool few = (rows > kMaxRows ? 2 * turns : turns) <= 3;
   if constexpr (kIntelAvx512) {
     return few ? Pieces::kTogetherByTwo : Pieces::kTogether;
   } else {
@@ -38,20 +44,28 @@ HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
                           const Chunk& chunk, const Group& group) {
   if constexpr (kFetches) {
     if (groups.count == 1) {
-      // Else unit by unit or tile by tile.
-      if constexpr (!kIntelAvx512 && !kZen5) AimRun(run);
+      if constexpr (kIntelAvx512) {
+        AimNext(run);
+      } else if constexpr (!kZen5) {
+        AimRun(run);  // else tile by tile
+      }
       PassUpToRows<Ops, kFetchNear>(run, group);
       return;
     }
     const int turns = FetchTurns(run, chunk.end - chunk.begin);
     const int turn = group.index - (chunk.end - turns);
-    if (turn >= 0 && run.next != nullptr) {
-      AimFar(run, turn, turns, FarPieces(turns));
+    const bool fetches = turn >= 0 && run.next != nullptr;
+    if (fetches) {
+      AimFar(run, turn, turns, FarPieces(turns, group.rows));
+    } else if (kSparesPasses<Ops>) {
+      AimNowhere(run);
+    }
+    if (fetches || kSparesPasses<Ops>) {
       PassUpToRows<Ops, kFetchFar>(run, group);
       return;
     }
   }
-  PassUpToRows<Ops, kNoFetch>(run, group);
+  if constexpr (!kSparesPasses<Ops>) PassUpToRows<Ops, kNoFetch>(run, group);
 }
 
 // Where a group will write is asked for as well, by and by.
@@ -83,7 +97,7 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
   if (run.next != nullptr) {
     const int turns = HWY_MIN(chunk.end - chunk.begin, kMostTurns);
     first_turn = chunk.end - turns;
-    AimFar(run, 0, 1, FarPieces(turns));
+    AimFar(run, 0, 1, FarPieces(turns, kMaxRows));
   }
   const bool whole = (1 << run.args->kv.block_size_log2) >= kKeyTile;
   const bool copies = CopiesValues<Pool>(groups) && !whole;
@@ -142,7 +156,7 @@ HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
   if (run.next == nullptr) {
     AimNowhere(run);
   } else {
-    AimFar(run, 0, 1, FarPieces(groups.count));
+    AimFar(run, 0, 1, FarPieces(groups.count, kMaxRows));
   }
   Waiting<Ops> waiting;
   for (int tile = 0; tile < run.tiles; ++tile) {
@@ -150,16 +164,17 @@ HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
     for (int g = chunk.begin; g < chunk.end; ++g) {
       const Group group(groups, chunk, head, g);
       OpenTile(run, groups, chunk, opening, head, group, tile);
-      waits[group.slot] = OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
-        constexpr int kRows = decltype(rows)::value;
-        return WeighTogether<Ops, kRows>(run, group, tile, waiting);
-      });
+      waits[group.slot] =
+          OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+            constexpr int kRows = decltype(rows)::value;
+            return WeighTogether<Ops, kRows>(run, group, tile, waiting);
+          });
     }
     waiting.Finish();
     for (int g = chunk.begin; g < chunk.end; ++g) {
       const Group group(groups, chunk, head, g);
       if (!waits[group.slot]) continue;
-      OfRows<kMaxRows>(group.rows, [&](auto rows) HWY_ATTR {
+      OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
         AddTogether<Ops, decltype(rows)::value>(run, group, tile, waiting);
       });
     }

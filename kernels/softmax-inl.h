@@ -220,14 +220,14 @@ struct SoftenRows {
   }
 };
 
-// A tile whose scores wait to become weights, of up to kMaxRows rows: beside
+// A tile whose scores wait to become weights, of up to kMostRows rows: beside
 // the next scores, whose they may be, or by themselves.
 template <class Ops>
 class Waiting {
  public:
   template <int R>
   HWY_INLINE void Set(const SoftenRows<Ops, R>& rows) {
-    rows_ = Cast<kMaxRows>(rows);
+    rows_ = Cast<kMostRows<Ops>>(rows);
     count_ = R;
   }
   HWY_INLINE void Clear() { count_ = 0; }
@@ -256,7 +256,7 @@ class Waiting {
             from.lanes,  from.p,          from.p_stride};
   }
 
-  SoftenRows<Ops, kMaxRows> rows_;
+  SoftenRows<Ops, kMostRows<Ops>> rows_ = {};
   int count_ = 0;
 };
 

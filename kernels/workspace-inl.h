@@ -32,9 +32,9 @@ struct Workspace {
   float* lanes;      // [chunk][kLanes]
   RowState* rows;    // [chunk] of at most kChunkRows
   RowPlace* places;  // [rows]
-  float* scores;     // [kMaxRows][kKeyTile]
-  Operand* p;        // weights of a run: [kMaxRows][p_stride]; or, where they
-  int p_stride;      // wait, of all groups' tiles: [chunk][kMaxRows][p_stride]
+  float* scores;     // [kMostRows][kKeyTile]
+  Operand* p;        // weights of a run: [kMostRows][p_stride]; or, where they
+  int p_stride;      // wait, of all groups' tiles: [chunk][kMostRows][p_stride]
   float* floats;     // [head_size]
   float* wide;       // a tile's keys, then its values, as they are multiplied
 
@@ -58,12 +58,12 @@ struct Workspace {
     take(acc, chunk * width);
     take(lanes, chunk * kLanes);
     take(rows, chunk);
-    take(scores, size_t{kMaxRows} * kKeyTile);
+    take(scores, size_t{kMostRows<Ops>} * kKeyTile);
     const bool by_tile = ByTile<Ops>(groups);
     p_stride = by_tile ? kTileSteps<Ops> : kRunSteps<Ops>;
     // At least as much as a run's: the same scratch serves fewer rows.
     const int waiting = by_tile ? HWY_MIN(groups.count, kChunkGroups) : 1;
-    take(p, static_cast<size_t>(HWY_MAX(waiting, kRun) * kMaxRows *
+    take(p, static_cast<size_t>(HWY_MAX(waiting, kRun) * kMostRows<Ops> *
                                 kTileSteps<Ops>));
     take(floats, static_cast<size_t>(head_size) + 2 * kLanes);
     take(states, n);
@@ -80,13 +80,14 @@ template <class Ops>
 size_t AttendScratchBytes(int rows, int head_size, int v_head_size) {
   // Only where groups always have as many rows does it matter how many.
   const RowGroups groups(rows, 1, kMaxRows);
-  if (Widens<Ops>(groups)) {
-    Workspace<typename WideOps<Ops>::Type> ws;
-    return ws.Carve(nullptr, groups, head_size, v_head_size, true);
-  }
   Workspace<Ops> ws;
-  return ws.Carve(nullptr, groups, head_size, v_head_size,
-                  HoldsTile<Ops>(groups));
+  const size_t bytes =
+      ws.Carve(nullptr, groups, head_size, v_head_size, HoldsTile<Ops>(groups));
+  if (!Widens<Ops>(groups)) return bytes;
+  // Fewer rows than all of them may pass tiles as they are.
+  Workspace<typename WideOps<Ops>::Type> wide;
+  return HWY_MAX(bytes,
+                 wide.Carve(nullptr, groups, head_size, v_head_size, true));
 }
 
 template <class Ops>

@@ -59,6 +59,25 @@ TEST_P(ExactTest, EveryRowOfAPrefillIsWhole) {
   }
 }
 
+// Few rows: every size of a register tile, and rows of it that end at different
+// keys.
+TEST_P(ExactTest, EveryRowOfAFewTokensIsWhole) {
+  for (const int group : {1, 2, 5}) {
+    CaseSpec spec;
+    spec.kv_dtype = GetParam();
+    spec.kv_heads = 2;
+    spec.q_heads = 2 * group;
+    spec.head_size = 32;
+    for (int tokens = 1; tokens <= 14; ++tokens) {
+      for (const int context : {tokens, 64, 129, 300}) {
+        spec.seqs.push_back({tokens, context});
+      }
+    }
+    Check(spec, Poison::kNaN);
+    if (HasFailure()) return;
+  }
+}
+
 TEST_P(ExactTest, ContextsAroundPartitionsAreWhole) {
   CaseSpec spec;
   spec.kv_dtype = GetParam();

@@ -137,13 +137,14 @@ TEST_P(ReferenceTest, KAndVSizesMayDiffer) {
 }
 
 TEST_P(ReferenceTest, EveryGroupMatches) {
-  CheckGroups({1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 40}, GetParam(), 32,
-              {{1, 75}, {11, 75}});
+  CheckGroups({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 40}, GetParam(),
+              32, {{1, 75}, {11, 75}});
 }
 
 // Several runs of keys at a common head size: what decode streams from memory.
 TEST_P(ReferenceTest, EveryGroupMatchesOverALongContext) {
-  CheckGroups({1, 2, 3, 4, 5, 6, 8}, GetParam(), 128, {{1, 700}, {1, 1411}});
+  CheckGroups({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 20, 40}, GetParam(),
+              128, {{1, 700}, {1, 1411}});
 }
 
 TEST_P(ReferenceTest, EveryBlockSizeMatches) {
