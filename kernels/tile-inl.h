@@ -49,7 +49,10 @@ class RowOffsets {
       : stride_(stride), third_(3 * stride), fifth_(5 * stride) {}
   // That of `row`, the first one's at `first`.
   HWY_INLINE const std::byte* Of(const std::byte* first, int row) const {
-    if (row >= 6) return Of(first + 2 * third_, row - 6);
+    if (row >= 6) {
+      first += 2 * third_;
+      row -= 6;
+    }
     return first + (row == 3   ? third_
                     : row == 5 ? fifth_
                                : static_cast<size_t>(row) * stride_);

@@ -130,7 +130,7 @@ MUTATIONS = [
      "steady = hn::And(steady, hn::Le(high,",
      "steady = hn::And(hn::FirstN(D(), kN), hn::Le(high,"),
     ("a seventh row multiplied as the first", TILE,
-     "Of(first + 2 * third_, row - 6)", "Of(first, row - 6)"),
+     "first += 2 * third_;", ""),
     ("waiting weights read where a run's would stand", TILE,
      "!kIntelAvx512 || IsNear(kFetch);", "true;"),
     ("heads' weights all stand in the first one's place", GROUP_PASS,
