@@ -129,9 +129,9 @@ struct Prefetch {
 };
 
 // Steps through a Prefetch with its state in few registers, beside a register
-// tile of kVecs vectors. Every line is asked
-// for twice, two lines apart: the CPU drops what it has no room for (Zen 4,
-// from DRAM: 10% more). One that drops nothing is asked once.
+// tile of kVecs vectors. Every line is asked for twice, two lines apart: the
+// CPU drops what it has no room for (Zen 4, from DRAM: 10% more). One that
+// drops nothing is asked once.
 template <class Ops, FetchMode kMode, int kVecs>
 class Fetcher {
  public:
@@ -161,11 +161,9 @@ class Fetcher {
   HWY_INLINE void Step(const std::byte* read) {
     if constexpr (kZen5 && IsNear(kMode)) {
       StepPaced(read);
-    } else if constexpr (kIntelAvx512 && kMode == kFetchNear) {
+    } else if constexpr (kIntelAvx512 && kOn) {
       StepTogether();
-    } else if (kIntelAvx512 && kOn && pieces_ >= Pieces::kTogether) {
-      StepTogether();
-      if (pieces_ == Pieces::kTogetherByTwo) StepTogether();
+      if (!IsNear(kMode) && pieces_ == Pieces::kTogetherByTwo) StepTogether();
     } else if constexpr (kOn) {
       HWY_UNROLL(2) for (size_t i = 0; i < kLines; ++i) {
         const size_t again = at_ - fetch_.back;
@@ -174,7 +172,7 @@ class Fetcher {
           FetchLine(two_ + at_);
           FetchLine(two_ + again);
         }
-        if constexpr (!kIntelAvx512) FetchLine(one_ + again);
+        FetchLine(one_ + again);
         at_ += fetch_.stride;
       }
       left_ -= kLines;  // of none it wraps
