@@ -10,7 +10,7 @@ namespace varlane {
 namespace VARLANE_NS {
 
 // Calls tile(integral_constant<int, width>): the width of a register tile as a
-// constant. `width` in [1, kMaxVecs].
+// constant. `width` in [1, kMost].
 template <int kMost = kMaxVecs, class Tile>
 HWY_INLINE void OfWidth(int width, const Tile& tile) {
   if constexpr (kMost == 4) {
