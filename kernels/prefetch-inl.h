@@ -309,7 +309,8 @@ class Ahead {
 };
 
 // Rows of q and out to bring into L2, some at every key tile: all of them at
-// once would wait for each other, and all else for them.
+// once would wait for each other, and all else for them. At most kMost rows.
+template <int kMost>
 class RowFetches {
  public:
   HWY_INLINE void Add(const void* row, size_t bytes) {
@@ -333,8 +334,6 @@ class RowFetches {
   }
 
  private:
-  // q of a register group, and out of another one.
-  static constexpr int kMost = 2 * (kIntelAvx512 ? 2 * kMaxRows : kMaxRows);
   const std::byte* rows_[kMost];
   size_t bytes_[kMost];
   int left_ = 0;

@@ -165,7 +165,7 @@ struct RunContext {
   bool on_end = false;      // passed by tile, whose groups stand on end
   Prefetch score_fetch;     // while a group's scores
   Prefetch value_fetch;     // and its values are computed
-  RowFetches row_fetches;
+  RowFetches<2 * kMostRows<Ops>> row_fetches;  // one group's q, one's out
 };
 
 }  // namespace VARLANE_NS
