@@ -74,7 +74,7 @@ HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
   FetchValues(run, next.v + begin, next.v + end, pieces, run.value_fetch);
 }
 
-// A single group of kIntelAvx512: the keys and the values of the next run while
+// A single group where kAsksOnce: the keys and the values of the next run while
 // it computes the same of this one.
 template <class Ops>
 HWY_INLINE void AimNext(RunContext<Ops>& run) {

@@ -110,6 +110,21 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
   }
 }
 
+// The same over a tile's panels, lane steps [begin, end) of the tile.
+template <class Ops, int R, FetchMode kFetch>
+HWY_INLINE void PanelValues(const typename Ops::Operand* p, int p_stride,
+                            const std::byte* panel, int begin, int end,
+                            float* acc, int acc_floats, bool fresh,
+                            Prefetch& fetch) {
+  constexpr int kWidth = kMaxVecs * static_cast<int>(kN);
+  panel += static_cast<size_t>(begin) * kPanelStride<Ops>;
+  for (int i = 0; i < acc_floats; i += kWidth, panel += kPanelBytes<Ops>) {
+    ValueTile<Ops, R, kMaxVecs, kFetch>(
+        p, static_cast<size_t>(p_stride), &panel, 0, kPanelStride<Ops>, true, 0,
+        end - begin, acc + i, static_cast<size_t>(acc_floats), fresh, fetch);
+  }
+}
+
 // Keys [begin, end) of a tile that one row sees; empty where end == begin.
 struct Span {
   int begin;
@@ -310,9 +325,9 @@ class GroupPass {
   // Scores of all of a tile and, beside them or before, the weights that wait.
   // True where no row's maximum moves.
   HWY_INLINE bool ScoresOfWhole(int tile) {
-    if constexpr (kTileVecs == kMaxVecs) {
+    if constexpr (kTileVecs == kMaxVecs || kAvx2) {
       if (HWY_LIKELY(!modified_)) {
-        if constexpr (kIntelAvx512) {
+        if constexpr (kPassesByTile) {
           waiting_.Finish();
           return Steady(tile, NoSide());
         } else {
@@ -498,6 +513,17 @@ class GroupPass {
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
+    if constexpr (kAvx2 && !IsNear(kFetch)) {
+      if (run_.panels != nullptr) {
+        const int first = added_ / kTileSteps<Ops> * kTileSteps<Ops>;
+        PanelValues<Ops, R, kFetch>(Weights(added_), ws_.p_stride, run_.panels,
+                                    added_ - first, end - first, acc_,
+                                    ws_.acc_floats, fresh_, run_.value_fetch);
+        added_ = end;
+        fresh_ = false;
+        return;
+      }
+    }
     Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, pages_.v, run_.on_end,
                            added_, end, acc_, ws_.acc_floats, fresh_,
                            run_.value_fetch);

@@ -15,7 +15,7 @@ HWY_INLINE void MultiplyLanes(const Lanes& lanes, const Operand& operand,
   HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
     const V x = operand(r);
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) {
-      acc[r][v] = Fma(raw[v], x, acc[r][v]);
+      FmaInto(acc[r][v], raw[v], x);
     }
   }
 }
@@ -26,12 +26,17 @@ HWY_INLINE void MultiplyLanes(const Lanes& lanes, const Operand& operand,
 template <class Ops, int R, int NV, class From, class By>
 HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
   if constexpr (sizeof(typename Ops::Raw) == 2 * sizeof(V)) {
-    MultiplyLanes<R, NV>([&](int v) HWY_ATTR { return Ops::Load(from(v)).odd; },
-                         [&](int r) HWY_ATTR { return Broadcast(by(r)->odd); },
-                         acc);
+    MultiplyLanes<R, NV>(
+        [&](int v)
+            HWY_ATTR { return Ops::template LoadOdd<R * NV == 12>(from(v)); },
+        [&](int r) HWY_ATTR { return Broadcast(by(r)->odd); }, acc);
     MultiplyLanes<R, NV>(
         [&](int v) HWY_ATTR { return Ops::Load(from(v)).even; },
         [&](int r) HWY_ATTR { return Broadcast(by(r)->even); }, acc);
+  } else if constexpr (kAvx2) {
+    MultiplyLanes<R, NV>([&](int v) HWY_ATTR { return Ops::Load(from(v)); },
+                         [&](int r) HWY_ATTR { return Broadcast(*by(r)); },
+                         acc);
   } else {
     typename Ops::Raw raw[NV];
     HWY_UNROLL(16) for (int v = 0; v < NV; ++v) raw[v] = Ops::Load(from(v));

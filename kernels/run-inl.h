@@ -28,7 +28,7 @@ static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 template <class Ops>
 HWY_INLINE int TileRows(int rows, int group) {
   constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
-  if constexpr (kIntelAvx512) {
+  if constexpr (kIntelAvx512 || kAvx2) {
     return rows <= kMaxRows ? kMaxRows : kMostRows<Ops>;
   }
   bool four = !kZen5 && !kConverts && group % 4 == 0;
@@ -76,7 +76,7 @@ HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
     const bool whole = groups.count == 1 || (Ops::kPack == 2 && groups.many());
     return whole ? kRunKeys : kRunKeys / 4;
   }
-  if (kIntelAvx512 && groups.count == 1) return kRunKeys / 4;
+  if (kAvx2 || (kIntelAvx512 && groups.count == 1)) return kRunKeys / 4;
   constexpr int kFew = Ops::kPack == 2 ? 7 : 3;
   const bool halves = kIntelAvx512 && groups.count > 1 && groups.count <= kFew;
   return halves ? kRunKeys / 2 : kRunKeys;
@@ -124,10 +124,14 @@ struct Group {
 // before the next one does. Of 16-bit caches it is done with tiles that are
 // widened; 4 groups that convert for themselves are 7% slower by tile, since
 // accumulators are loaded and stored more often (a Xeon with AMX, bf16).
+constexpr bool kPassesByTile = kIntelAvx512 || kAvx2;
+template <class Ops>
+constexpr bool kSeveralByTile = kAvx2 ||
+                                (kIntelAvx512 &&
+                                 sizeof(typename Ops::Cache) == sizeof(float));
 template <class Ops>
 HWY_INLINE bool ByTile(const RowGroups& groups) {
-  return kIntelAvx512 && groups.count > 1 &&
-         sizeof(typename Ops::Cache) == sizeof(float);
+  return kSeveralByTile<Ops> && groups.count > 1;
 }
 
 // Whether a few register groups pass a run tile by tile, each one's softmax

@@ -21,7 +21,7 @@ constexpr bool kSparesPasses = kMostRows<Ops> > kMaxRows;
 template <class Ops>
 HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
   const int turns = HWY_MIN(groups, kMostTurns);
-  if (!kIntelAvx512 || run.next == nullptr) return turns;
+  if (!kAsksOnce || run.next == nullptr) return turns;
   return HWY_MAX(HWY_MIN(turns, run.next->count / kTogether), 1);
 }
 
@@ -29,29 +29,32 @@ HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
 // be late; beside half as many vectors there are twice as many steps.
 HWY_INLINE Pieces FarPieces(int turns, int rows) {
   const bool few = (rows > kMaxRows ? 2 * turns : turns) <= 3;
-  if constexpr (kIntelAvx512) {
+  if constexpr (kAvx2) {
+    return Pieces::kTogether;
+  } else if constexpr (kIntelAvx512) {
     return few ? Pieces::kTogetherByTwo : Pieces::kTogether;
   } else {
     return few ? Pieces::kPaired : Pieces::kAlone;
   }
 }
 
-// One register group over a run. A single one streams K/V, fetching what it
-// needs next. Several bring the next run into L2 for all of them: the last ones
-// of many, so that it need not stay there for long.
+// A single register group over a run streams K/V, fetching what it needs next.
 template <class Ops>
-HWY_INLINE void PassGroup(RunContext<Ops>& run, const RowGroups& groups,
-                          const Chunk& chunk, const Group& group) {
+HWY_INLINE void PassSingle(RunContext<Ops>& run, const Group& group) {
+  if constexpr (kFetches && kAsksOnce) {
+    AimNext(run);
+  } else if constexpr (kFetches && !kZen5) {
+    AimRun(run);  // else tile by tile
+  }
+  PassUpToRows<Ops, kFetches ? kFetchNear : kNoFetch>(run, group);
+}
+
+// Several bring the next run into L2 for all of them: the last ones of many, so
+// that it need not stay there for long.
+template <class Ops>
+HWY_INLINE void PassOfSeveral(RunContext<Ops>& run, const Chunk& chunk,
+                              const Group& group) {
   if constexpr (kFetches) {
-    if (groups.count == 1) {
-      if constexpr (kIntelAvx512) {
-        AimNext(run);
-      } else if constexpr (!kZen5) {
-        AimRun(run);  // else tile by tile
-      }
-      PassUpToRows<Ops, kFetchNear>(run, group);
-      return;
-    }
     const int turns = FetchTurns(run, chunk.end - chunk.begin);
     const int turn = group.index - (chunk.end - turns);
     const bool fetches = turn >= 0 && run.next != nullptr;
@@ -79,7 +82,11 @@ HWY_INLINE void PassByGroup(RunContext<Ops>& run, const RowGroups& groups,
       FetchOut(run, group.row, group.row + group.rows);
       run.row_fetches.Spread(run.tiles);
     }
-    PassGroup(run, groups, chunk, group);
+    if (groups.count == 1) {
+      PassSingle(run, group);
+    } else if constexpr (!kSeveralByTile<Ops>) {
+      PassOfSeveral(run, chunk, group);
+    }
   }
 }
 
@@ -117,6 +124,11 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
       unadded[group.slot] =
           g < first_turn ? WeighUpToRows<Ops, kNoFetch>(run, group, tile)
                          : WeighUpToRows<Ops, kFetchFar>(run, group, tile);
+    }
+    if constexpr (kAvx2) {
+      auto* panels = reinterpret_cast<std::byte*>(run.ws->wide);
+      CutPanels<Ops>(pool.v + tile * kGroups, run.ws->acc_floats, panels);
+      run.panels = panels;
     }
     if (kWidened || copies) {
       WidenValues<Pool>(pool, tile, run.ws->acc_floats, run.ws->wide, wide);
@@ -205,7 +217,7 @@ HWY_INLINE void PassRun(RunContext<Ops>& run, const RowGroups& groups,
       run.next = &shifted[head % 2];
     }
     of_head = run.next;
-    if constexpr (kIntelAvx512) {
+    if constexpr (kSeveralByTile<Ops>) {
       if (ByTile<Ops>(groups)) {
         PassByTile<Pool>(run, groups, chunk, opening, head);
         continue;

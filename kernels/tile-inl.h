@@ -173,11 +173,24 @@ HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
   StoreRows(acc, scores, kKeyTile);
 }
 
+// The keys of NV vectors of a tile whose groups stand at `groups`, from vector
+// `vec` on.
+template <class Ops, int NV>
+HWY_INLINE void KeyLanes(const std::byte* const* groups, int vec,
+                         const std::byte* (&lanes)[NV]) {
+  constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
+  HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+    const int at = vec + i;
+    lanes[i] = groups[at / kGroupVecs] +
+               static_cast<size_t>(at % kGroupVecs) * kVecBytes<Ops>;
+  }
+}
+
 // A whole tile's scores, stored too, and whether all of them stay below their
 // rows' thresholds.
 template <class Ops, int R, FetchMode kFetch, class Side>
 HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
-                             const std::byte* const* HWY_RESTRICT k,
+                             const std::byte* const* HWY_RESTRICT groups,
                              size_t stride, size_t steps, const Side& side,
                              const RowState* HWY_RESTRICT rows, float* scores,
                              Prefetch& fetch) {
@@ -187,13 +200,15 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
   auto steady = hn::FirstN(D(), kN);
   const StreamHead onward = fetch.onward;
   HWY_UNROLL(1) for (int part = 0; part < kTileVecs; part += NV) {
-    if constexpr (NV < kTileVecs && IsNear(kFetch)) {
-      fetch.onward =
-          part + NV < kTileVecs ? KeyHead<NV>(k + part + NV, stride) : onward;
+    if constexpr (NV < kTileVecs && Ahead<kFetch, NV, false>::kOn) {
+      fetch.onward = part + NV < kTileVecs
+                         ? KeyHead<NV>(groups + part + NV, stride)
+                         : onward;
     }
+    const std::byte* k[NV];
+    KeyLanes<Ops, NV>(groups, part, k);
     V acc[R][NV];
-    MultiplyKeys<Ops, R, NV, kFetch>(q, k + part, stride, steps, own, acc,
-                                     fetch);
+    MultiplyKeys<Ops, R, NV, kFetch>(q, k, stride, steps, own, acc, fetch);
     HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
       V high = acc[r][0];
       HWY_UNROLL(16) for (int v = 1; v < NV; ++v) {
@@ -232,7 +247,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     LoadRows(acc, acc_stride, sum);
   }
   // Where streams are fetched registers are short, and p_stride is known.
-  constexpr bool kKnown = !kIntelAvx512 || IsNear(kFetch);
+  constexpr bool kKnown = !kPassesByTile || IsNear(kFetch);
   const RowOffsets row_at((kKnown ? size_t{kRunSteps<Ops>} : p_stride) *
                           sizeof(Operand));
   constexpr int kLines = static_cast<int>((NV * kVecBytes<Ops> + 63) / 64);
@@ -260,7 +275,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
       to_next = last ? fetch.onward.line[0] - lane : v[1] - v[0];
     }
     const Operand* x_end = HWY_MIN(x + (kSteps - step), p_end);
-    if constexpr (kIntelAvx512 && !IsNear(kFetch)) {
+    if constexpr (kPassesByTile && !IsNear(kFetch)) {
       if (on_end) x_end = p_end;
     }
     RepeatStep<Ops, kFetch>(

@@ -51,6 +51,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr bool kIntelAvx512 = VARLANE_INTEL_AVX512;
 constexpr bool kZen5 = VARLANE_ZEN5;
+// AVX2 as AMD's Zen 3 has it, where what its pass does was measured: 16 vector
+// registers, and all but multiply-adds hides behind them.
+constexpr bool kAvx2 = HWY_TARGET == HWY_AVX2;
 
 using D = hn::CappedTag<float, kLanes>;
 using DU = hn::Rebind<uint32_t, D>;
@@ -67,11 +70,14 @@ constexpr int kMaxVecs = 4;
 constexpr int kMaxVecs = 2;
 #endif
 // Rows beside that many vectors. 6 rows by 4 vectors take 10 loads for 24
-// multiply-adds, 4 rows 8 for 16.
-constexpr int kMaxRows = HWY_TARGET == HWY_AVX3 ? 6 : 4;
-// Vectors of a register tile of R rows.
+// multiply-adds, 4 rows 8 for 16. By 2 vectors 6 rows are 12 chains of them,
+// where 8 are needed to hide their latency.
+constexpr int kMaxRows = HWY_TARGET == HWY_AVX3 || kAvx2 ? 6 : 4;
+// Vectors of a register tile of R rows; few rows would be too few chains.
 template <int R>
-constexpr int kVecsBeside = R > kMaxRows ? kMaxVecs / 2 : kMaxVecs;
+constexpr int kVecsBeside = R > kMaxRows     ? kMaxVecs / 2
+                            : kAvx2&& R <= 2 ? 2 * kMaxVecs
+                                             : kMaxVecs;
 
 HWY_INLINE V Zero() { return hn::Zero(D()); }
 HWY_INLINE V Broadcast(float x) { return hn::Set(D(), x); }
@@ -79,6 +85,18 @@ HWY_INLINE V LoadF(const float* p) { return hn::LoadU(D(), p); }
 HWY_INLINE void StoreF(V v, float* p) { hn::StoreU(v, D(), p); }
 // The one fused operation results depend on; on targets without FMA two.
 HWY_INLINE V Fma(V a, V b, V c) { return hn::MulAdd(a, b, c); }
+
+// acc += a * b, fused. GCC else lets sums change registers, and moves and
+// spills them where they take 12 of 16.
+HWY_INLINE void FmaInto(V& acc, V a, V b) {
+#if HWY_TARGET == HWY_AVX2
+  auto sum = acc.raw;
+  asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a.raw), "x"(b.raw));
+  acc.raw = sum;
+#else
+  acc = Fma(a, b, acc);
+#endif
+}
 
 // Coefficients of 2^r, |r| <= 1/16: minimax with the constant term fixed to 1,
 // so that 2^0 is exactly 1; relative errors of 3.5e-6 and 2.6e-8.
@@ -121,6 +139,9 @@ struct Exp2Table {
 #if HWY_TARGET == HWY_AVX3
     // It takes the low four itself, and the table has everything twice.
     return V{_mm512_permutexvar_ps(index.raw, hn::Load(D(), kValues).raw)};
+#elif HWY_TARGET == HWY_AVX2
+    // It takes the low three itself.
+    return V{_mm256_permutevar8x32_ps(hn::Load(D(), kValues).raw, index.raw)};
 #else
     index = hn::And(index, hn::Set(DI(), 7));
     if constexpr (kN >= 8) {
@@ -133,18 +154,26 @@ struct Exp2Table {
   }
 };
 
+// Added to x it leaves multiples of 1/8. Where there is no instruction for p *
+// 2^n it has fp32's bias in it as well.
+#if HWY_TARGET == HWY_AVX3
+constexpr float kEighthsMagic = 1572864.0f;
+#else
+constexpr float kEighthsMagic = 1572864.0f + 127.0f;
+#endif
+
 // p * 2^floor(n) for n in [-127, 127], a multiple of 1/8, on AVX3 any n up to
-// 127; `bits` are those of n + 1.5 x 2^20. Results below 2^-126 count as zero:
-// the kernels run with denormals flushed.
+// 127; `bits` are those of n + kEighthsMagic, n + 127 above three bits of
+// eighths. Results below 2^-126 count as zero: the kernels run with denormals
+// flushed.
 HWY_INLINE V Ldexp(V p, V n, hn::Vec<DI> bits) {
 #if HWY_TARGET == HWY_AVX3
   (void)bits;
   return V{_mm512_scalef_ps(p.raw, n.raw)};
 #else
   (void)n;
-  const auto exponent = hn::ShiftLeft<23>(hn::ShiftRight<3>(bits));
-  const V scaled = hn::BitCast(D(), hn::Add(hn::BitCast(DI(), p), exponent));
-  return hn::IfThenElse(hn::IsNaN(p), p, scaled);
+  const auto power = hn::ShiftLeft<23>(hn::ShiftRight<3>(bits));
+  return hn::Mul(p, hn::BitCast(D(), power));
 #endif
 }
 
@@ -163,11 +192,9 @@ HWY_INLINE V AtLeast(V x, float low) {
 // left. The eighth picks its coefficients, since table lookups cost nothing
 // beside multiplications, which are scarce. NaN stays NaN, -inf gives 0.
 struct SplitExponent {
-  V sum;   // x + 1.5 x 2^20, whose ulps are eighths
+  V sum;   // x + kEighthsMagic, whose ulps are eighths
   V rest;  // of x, at most 1/16
 };
-
-constexpr float kEighthsMagic = 1572864.0f;
 
 HWY_INLINE SplitExponent SplitExp2(V x) {
   const V magic = Broadcast(kEighthsMagic);
@@ -288,6 +315,12 @@ HWY_INLINE void StoreF16(V v, uint16_t* to) {
 #endif
 }
 
+#if HWY_TARGET == HWY_AVX2
+alignas(32) constexpr uint32_t kHighHalves[8] = {
+    0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+    0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+#endif
+
 // --- how cache elements multiply -------------------------------------------
 //
 // Ops::Raw      one vector of cache lanes, ready to multiply
@@ -374,6 +407,20 @@ struct OpsBf16 {
     return {hn::BitCast(D(), hn::ShiftLeft<16>(pair)),
             hn::BitCast(D(), hn::And(pair, hn::Set(DU(), 0xffff0000u)))};
   }
+  // The odd elements alone; `kSparing` of registers.
+  template <bool kSparing>
+  static HWY_INLINE V LoadOdd(const std::byte* p) {
+#if HWY_TARGET == HWY_AVX2
+    if constexpr (kSparing) {
+      V odd;
+      asm("vmovups %1, %0\n\tvandps %2, %0, %0"
+          : "=x"(odd.raw)
+          : "m"(*reinterpret_cast<const __m256_u*>(p)), "m"(kHighHalves));
+      return odd;
+    }
+#endif
+    return Load(p).odd;
+  }
   static HWY_INLINE Raw DropOdd(Raw raw) { return {raw.even, Zero()}; }
   static HWY_INLINE Raw DropEven(Raw raw) { return {Zero(), raw.odd}; }
   static HWY_INLINE V MulAdd(V acc, Raw raw, Operand x) {
@@ -385,6 +432,10 @@ struct OpsBf16 {
 // The same of fp32: a vector of even elements, then one of odd ones.
 struct OpsBf16Wide : OpsBf16 {
   using Cache = float;
+  template <bool kSparing>
+  static HWY_INLINE V LoadOdd(const std::byte* p) {
+    return Load(p).odd;
+  }
   static HWY_INLINE Raw Load(const std::byte* p) {
     const auto* floats = reinterpret_cast<const float*>(p);
     return {LoadF(floats), LoadF(floats + kN)};

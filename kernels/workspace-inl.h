@@ -163,8 +163,9 @@ struct RunContext {
   bool from_memory;         // too much to be in a cache
   bool fresh;               // the first run of a partition
   bool on_end = false;      // passed by tile, whose groups stand on end
-  Prefetch score_fetch;     // while a group's scores
-  Prefetch value_fetch;     // and its values are computed
+  const std::byte* panels = nullptr;           // of the tile's values
+  Prefetch score_fetch;                        // while a group's scores
+  Prefetch value_fetch;                        // and its values are computed
   RowFetches<2 * kMostRows<Ops>> row_fetches;  // one group's q, one's out
 };
 
