@@ -77,12 +77,12 @@ HWY_INLINE void AimPieces(RunContext<Ops>& run, const RunPages& next, int begin,
 // A single group where kAsksOnce: the keys and the values of the next run while
 // it computes the same of this one.
 template <class Ops>
-HWY_INLINE void AimNext(RunContext<Ops>& run) {
+HWY_INLINE void AimNext(RunContext<Ops>& run, Pieces pieces) {
   if (run.next == nullptr) {
     AimNowhere(run);
     run.value_fetch.onward = KeyHead(run.pages->k, 0);
   } else {
-    AimPieces(run, *run.next, 0, run.next->count, Pieces::kTogether);
+    AimPieces(run, *run.next, 0, run.next->count, pieces);
     run.value_fetch.onward = KeyHead(run.next->k, run.key_stride);
   }
   run.score_fetch.again = run.value_fetch.again = true;

@@ -76,7 +76,12 @@ HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
     const bool whole = groups.count == 1 || (Ops::kPack == 2 && groups.many());
     return whole ? kRunKeys : kRunKeys / 4;
   }
-  if (kAvx2 || (kIntelAvx512 && groups.count == 1)) return kRunKeys / 4;
+  if (kAvx2) {
+    const bool two =
+        groups.count == 1 && sizeof(typename Ops::Cache) == sizeof(float);
+    return two ? 2 * kKeyTile : kKeyTile;
+  }
+  if (kIntelAvx512 && groups.count == 1) return kRunKeys / 4;
   constexpr int kFew = Ops::kPack == 2 ? 7 : 3;
   const bool halves = kIntelAvx512 && groups.count > 1 && groups.count <= kFew;
   return halves ? kRunKeys / 2 : kRunKeys;

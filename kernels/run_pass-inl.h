@@ -42,7 +42,10 @@ HWY_INLINE Pieces FarPieces(int turns, int rows) {
 template <class Ops>
 HWY_INLINE void PassSingle(RunContext<Ops>& run, const Group& group) {
   if constexpr (kFetches && kAsksOnce) {
-    AimNext(run);
+    const bool pair =
+        kLoopTogether<Ops, kFetchNear, kVecsBeside<kMaxRows>> == 2 &&
+        group.rows > 2;
+    AimNext(run, pair ? Pieces::kPaired : Pieces::kTogether);
   } else if constexpr (kFetches && !kZen5) {
     AimRun(run);  // else tile by tile
   }

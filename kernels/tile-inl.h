@@ -21,10 +21,10 @@ struct NoSide {
 // better beside multiply-adds the fewer other instructions there are (prefill
 // in bf16 2 to 5% faster); loops that fetch gain nothing or lose 1 to 3%.
 template <class Ops, FetchMode kFetch>
-constexpr int kStepUnroll = kVecBytes<Ops> == 2 * sizeof(V) ? 1
-                            : kIntelAvx512                  ? 2
-                            : kZen5&& kFetch == kNoFetch    ? 4
-                                                            : 1;
+constexpr int kStepUnroll = kVecBytes<Ops> == 2 * sizeof(V)             ? 1
+                            : kIntelAvx512 || (kAvx2 && IsNear(kFetch)) ? 2
+                            : kZen5&& kFetch == kNoFetch                ? 4
+                                                                        : 1;
 
 // Takes step() until x is at `end`. Of a widened pair it is long enough alone
 // (a Xeon with AMX: prefill in bf16 3% faster).

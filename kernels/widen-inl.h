@@ -137,15 +137,16 @@ HWY_NOINLINE void CutPanels(const std::byte* const* groups, int acc_floats,
   for (int g = 0; g < kGroups; ++g) {
     const std::byte* from = groups[g];
     for (int step = 0; step < kGroupTokens / Ops::kPack; ++step) {
-      std::byte* panel = to;
-      for (size_t at = 0; at < row_bytes; at += hn::Lanes(d)) {
-        const size_t part = at % kPanelStride<Ops>;
-        const auto* source = reinterpret_cast<const uint8_t*>(from + at);
-        auto* target = reinterpret_cast<uint8_t*>(panel + part);
-        hn::StoreU(hn::LoadU(d, source), d, target);
-        if (part + hn::Lanes(d) == kPanelStride<Ops>) panel += kPanelBytes<Ops>;
+      const std::byte* const end = from + row_bytes;
+      for (std::byte* panel = to; from != end; panel += kPanelBytes<Ops>) {
+        HWY_UNROLL(4)
+        for (size_t at = 0; at < kPanelStride<Ops>; at += hn::Lanes(d)) {
+          const auto part =
+              hn::LoadU(d, reinterpret_cast<const uint8_t*>(from + at));
+          hn::StoreU(part, d, reinterpret_cast<uint8_t*>(panel + at));
+        }
+        from += kPanelStride<Ops>;
       }
-      from += row_bytes;
       to += kPanelStride<Ops>;
     }
   }
