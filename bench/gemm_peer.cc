@@ -2,7 +2,6 @@
 
 #include "bench/gemm_peer.h"
 
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "bench/peer_softmax.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "varlane/huge_page_allocator.h"
 #include "varlane/kv_ops.h"
@@ -19,85 +19,6 @@ namespace varlane::bench {
 namespace {
 
 constexpr int kChunk = 128;  // query tokens
-constexpr int kLane = 16;
-
-// With bf16 for the sake of one intrinsic: nothing else makes its instructions.
-#define VARLANE_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")))
-
-bool CpuIsEnough() {
-  return __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl");
-}
-
-VARLANE_AVX512 inline __m512 Exp2(__m512 x) {
-  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF);
-  const __m512 f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(0.0134266838f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0522424765f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241280198f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693044841f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(p, n);
-}
-
-VARLANE_AVX512 inline void StoreLane(float* to, __mmask16 mask, __m512 p) {
-  _mm512_mask_storeu_ps(to, mask, p);
-}
-VARLANE_AVX512 inline void StoreLane(BF16* to, __mmask16 mask, __m512 p) {
-  _mm256_mask_storeu_epi16(to, mask,
-                           reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(p)));
-}
-// bf16 for CPUs that cannot convert to it: rounded to nearest even by integers.
-struct RoundedBf16 {
-  BF16 value;
-};
-VARLANE_AVX512 inline void StoreLane(RoundedBf16* to, __mmask16 mask,
-                                     __m512 p) {
-  const __m512i bits = _mm512_castps_si512(p);
-  const __m512i odd =
-      _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
-  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
-  _mm256_mask_storeu_epi16(to, mask, _mm512_cvtepi32_epi16(rounded));
-}
-
-VARLANE_AVX512 inline __mmask16 MaskOf(int64_t left) {
-  return left >= kLane
-             ? __mmask16{0xffff}
-             : static_cast<__mmask16>((1u << std::max<int64_t>(left, 0)) - 1u);
-}
-
-// 2^(scale x (score - max)) of the first `visible` of `length` scores, 0 beyond
-// them; returns the sum.
-template <typename P>
-VARLANE_AVX512 float SoftmaxRow(const float* scores, int64_t visible,
-                                int64_t length, float scale_log2, P* to) {
-  const __m512 lowest = _mm512_set1_ps(-INFINITY);
-  __m512 high = lowest;
-  for (int64_t i = 0; i < visible; i += kLane) {
-    high = _mm512_max_ps(
-        high, _mm512_mask_loadu_ps(lowest, MaskOf(visible - i), scores + i));
-  }
-  const __m512 scale = _mm512_set1_ps(scale_log2);
-  const __m512 bias = _mm512_set1_ps(-_mm512_reduce_max_ps(high) * scale_log2);
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t i = 0; i < visible; i += kLane) {
-    const __mmask16 seen = MaskOf(visible - i);
-    const __m512 s = _mm512_maskz_loadu_ps(seen, scores + i);
-    const __m512 p =
-        _mm512_maskz_mov_ps(seen, Exp2(_mm512_fmadd_ps(s, scale, bias)));
-    sum = _mm512_add_ps(sum, p);
-    StoreLane(to + i, MaskOf(length - i), p);
-  }
-  for (int64_t i = (visible + kLane - 1) / kLane * kLane; i < length;
-       i += kLane) {
-    StoreLane(to + i, MaskOf(length - i), _mm512_setzero_ps());
-  }
-  return _mm512_reduce_add_ps(sum);
-}
-
 // One task: query tokens [first, first + rows) of a sequence, some heads.
 struct Task {
   int seq = 0;
@@ -163,7 +84,6 @@ class GemmPeer::Impl {
   Runtime* runtime_;
   Heads heads_;
   bool bf16_;
-  bool converts_bf16_ = __builtin_cpu_supports("avx512bf16");
   int task_heads_;
   dnnl::engine engine_;
   std::vector<Sequence> seqs_;
@@ -320,10 +240,8 @@ void GemmPeer::Impl::RunTask(const Task& task, Worker* worker) {
                    {DNNL_ARG_SCRATCHPAD, memory(pair.scratch_qk, scratch)}});
   if (!bf16_) {
     Softmax(task, seq, scores, scores, worker);
-  } else if (converts_bf16_) {
-    Softmax(task, seq, scores, static_cast<BF16*>(weights), worker);
   } else {
-    Softmax(task, seq, scores, static_cast<RoundedBf16*>(weights), worker);
+    Softmax(task, seq, scores, static_cast<BF16*>(weights), worker);
   }
   float* const out = &out_[row_at];
   pair.pv.execute(worker->stream,
@@ -362,12 +280,15 @@ GemmPeer::~GemmPeer() = default;
 Result<std::unique_ptr<GemmPeer>> GemmPeer::Create(Runtime* runtime,
                                                    const Workload& work,
                                                    bool whole_groups) {
-  if (!CpuIsEnough()) {
-    return Status(StatusCode::kUnimplemented,
-                  "the peer's softmax needs AVX-512");
-  }
-  if (work.fixture().dtype() == DType::kF16) {
+  const DType dtype = work.fixture().dtype();
+  if (dtype == DType::kF16) {
     return Status(StatusCode::kUnimplemented, "the peer has no f16");
+  }
+  if (!CanSoftmax(dtype)) {
+    return Status(StatusCode::kUnimplemented,
+                  dtype == DType::kF32
+                      ? "the peer's softmax needs AVX2"
+                      : "the peer multiplies bf16 with AVX-512 only");
   }
   try {
     auto impl = std::make_unique<Impl>(runtime, work, whole_groups);

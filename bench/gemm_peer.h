@@ -2,8 +2,8 @@
 // library, to be compared with.
 //
 // Contiguous K/V, chunks of 128 query tokens, keys cut at the causal diagonal,
-// scores in memory, an AVX-512 softmax between two oneDNN matmuls, tasks shared
-// out over the same workers. Optional: there only where libdnnl-dev is.
+// scores in memory, a softmax in vectors between two oneDNN matmuls, tasks
+// shared out over the same workers. Optional: there only where libdnnl-dev is.
 // SPDX-License-Identifier: Apache-2.0
 
 #ifndef VARLANE_BENCH_GEMM_PEER_H_

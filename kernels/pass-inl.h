@@ -28,6 +28,8 @@
 // After tile-inl.h:
 #include "kernels/modify-inl.h"
 // After modify-inl.h:
+#include "kernels/panel-inl.h"
+// After panel-inl.h:
 #include "kernels/widen-inl.h"
 // After widen-inl.h:
 #include "kernels/workspace-inl.h"

@@ -69,7 +69,10 @@ struct RowGroups {
 // on Zen 5 take a quarter: what they read again is in L2 for sure (verify of 5
 // tokens 9% faster, f32 prefill 2 to 4%); but many groups of dot products the
 // whole, most of whose tiles' weights are computed beside the next one's scores
-// (prefill chunk 3% faster).
+// (prefill chunk 3% faster). On Zen 3 a run and what is fetched of the next one
+// are to take a quarter of its L2 of 512 KiB, since their pages stand anywhere
+// in it (in turns, half as much against twice: decode in 16 bits 3 to 8%,
+// verify 1 to 6% faster; four times as much: 12% slower).
 template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
   if constexpr (kZen5) {
@@ -128,7 +131,8 @@ struct Group {
 // before any the next one, and so find it in L1; else each passes the whole run
 // before the next one does. Of 16-bit caches it is done with tiles that are
 // widened; 4 groups that convert for themselves are 7% slower by tile, since
-// accumulators are loaded and stored more often (a Xeon with AMX, bf16).
+// accumulators are loaded and stored more often (a Xeon with AMX, bf16). On
+// Zen 3 all are, for the sake of panels (panel-inl.h).
 constexpr bool kPassesByTile = kIntelAvx512 || kAvx2;
 template <class Ops>
 constexpr bool kSeveralByTile = kAvx2 ||

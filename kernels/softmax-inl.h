@@ -190,8 +190,11 @@ struct SoftenRows {
       }
     }
     V weights[kHalfVecs];
+    if constexpr (kAvx2) JoinExp2s<Ops::kExpDegree>(state.split, weights);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
-      weights[v] = JoinExp2<Ops::kExpDegree>(state.split[v]);
+      if constexpr (!kAvx2) {
+        weights[v] = JoinExp2<Ops::kExpDegree>(state.split[v]);
+      }
       V& sum = state.sums[v % kLaneVecs];
       sum = hn::Add(sum, weights[v]);
     }

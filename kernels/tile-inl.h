@@ -19,7 +19,8 @@ struct NoSide {
 // Steps of a micro-kernel's loop at a time. Plain AVX-512 is short of what its
 // decoders deliver while the core's other thread runs. On Zen 5 softmax fits
 // better beside multiply-adds the fewer other instructions there are (prefill
-// in bf16 2 to 5% faster); loops that fetch gain nothing or lose 1 to 3%.
+// in bf16 2 to 5% faster); loops that fetch gain nothing or lose 1 to 3%. On
+// Zen 3 those of a single group gain 1 to 3%, others of bf16 lose 6 to 16%.
 template <class Ops, FetchMode kFetch>
 constexpr int kStepUnroll = kVecBytes<Ops> == 2 * sizeof(V)             ? 1
                             : kIntelAvx512 || (kAvx2 && IsNear(kFetch)) ? 2

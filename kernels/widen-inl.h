@@ -56,17 +56,6 @@ HWY_INLINE bool CopiesValues(const RowGroups& groups) {
   return kIntelAvx512 && std::is_same_v<Pool, OpsF32> && groups.count >= 32;
 }
 
-// Whether they add them from panels, each what one pass over the tile reads.
-HWY_INLINE bool CutsPanels(const RowGroups& groups) {
-  return kAvx2 && groups.count >= 2;
-}
-
-// Bytes that a step reads of a panel, and where the next panel begins.
-template <class Ops>
-constexpr size_t kPanelStride = kMaxVecs* kVecBytes<Ops>;
-template <class Ops>
-constexpr size_t kPanelBytes = kTileSteps<Ops>* kPanelStride<Ops>;
-
 // Whether scratch holds a tile.
 template <class Pool>
 HWY_INLINE bool HoldsTile(const RowGroups& groups) {
@@ -124,32 +113,6 @@ HWY_NOINLINE void WidenValues(const RunPages& pages, int tile, int acc_floats,
                 return WidenVectors<Pool>(
                     from, GroupElements(acc_floats) / kN / Pool::kPack, out);
               });
-}
-
-// A tile's values in panels: whoever passes them reads one line after the
-// other, not one in every 512 bytes, beside which the CPU's own prefetchers
-// bring in twice as many again.
-template <class Ops>
-HWY_NOINLINE void CutPanels(const std::byte* const* groups, int acc_floats,
-                            std::byte* to) {
-  const hn::CappedTag<uint8_t, kPanelStride<Ops>> d;
-  const size_t row_bytes = ValueStride<Ops>(acc_floats);
-  for (int g = 0; g < kGroups; ++g) {
-    const std::byte* from = groups[g];
-    for (int step = 0; step < kGroupTokens / Ops::kPack; ++step) {
-      const std::byte* const end = from + row_bytes;
-      for (std::byte* panel = to; from != end; panel += kPanelBytes<Ops>) {
-        HWY_UNROLL(4)
-        for (size_t at = 0; at < kPanelStride<Ops>; at += hn::Lanes(d)) {
-          const auto part =
-              hn::LoadU(d, reinterpret_cast<const uint8_t*>(from + at));
-          hn::StoreU(part, d, reinterpret_cast<uint8_t*>(panel + at));
-        }
-        from += kPanelStride<Ops>;
-      }
-      to += kPanelStride<Ops>;
-    }
-  }
 }
 
 }  // namespace VARLANE_NS

@@ -19,6 +19,7 @@ TILE = "kernels/tile-inl.h"
 MULTIPLY = "kernels/multiply-inl.h"
 VEC = "kernels/vec-inl.h"
 WIDEN = "kernels/widen-inl.h"
+PANEL = "kernels/panel-inl.h"
 MODIFY = "kernels/modify-inl.h"
 WRITE = "kernels/write-inl.h"
 MERGE = "kernels/merge_states-inl.h"
@@ -132,7 +133,7 @@ MUTATIONS = [
      "panel += static_cast<size_t>(begin) * kPanelStride<Ops>;", ""),
     ("all dims from a tile's first panel", GROUP_PASS,
      "i += kWidth, panel += kPanelBytes<Ops>)", "i += kWidth)"),
-    ("a group's values stand in the tile's first panel steps", WIDEN,
+    ("a group's values stand in the tile's first panel steps", PANEL,
      "std::byte* panel = to; from",
      "std::byte* panel = to - g * 16 / Ops::kPack * kPanelStride<Ops>; from"),
     ("2^x for half of x where no instruction scales", VEC,
