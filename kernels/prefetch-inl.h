@@ -26,7 +26,7 @@ enum class Pieces : uint8_t { kAlone, kPaired, kTogether, kTogetherByTwo };
 
 // Whether what is fetched ahead is asked for once, a line or two a step of many
 // pieces in turn: those that drop no prefetch or, as Zen 3, few (AVX2 there, in
-// turns, decode of 4 rows from DRAM: 15% faster in bf16, 19% in f32 and 33% in
+// turns, decode of 4 rows from DRAM: 15% faster in bf16, 20% in f32 and 30% in
 // f16; every other line only, 33% slower).
 constexpr bool kAsksOnce = kIntelAvx512 || kAvx2;
 
