@@ -19,6 +19,7 @@ namespace varlane::bench {
 namespace {
 
 constexpr int kChunk = 128;  // query tokens
+
 // One task: query tokens [first, first + rows) of a sequence, some heads.
 struct Task {
   int seq = 0;

@@ -513,7 +513,7 @@ class GroupPass {
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
-    if constexpr (kAvx2 && !IsNear(kFetch)) {
+    if constexpr (kAvx2 && !IsNear(kFetch)) {  // by tile
       if (run_.panels != nullptr) {
         const int first = added_ / kTileSteps<Ops> * kTileSteps<Ops>;
         PanelValues<Ops, R, kFetch>(Weights(added_), ws_.p_stride, run_.panels,

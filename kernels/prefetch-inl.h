@@ -240,6 +240,7 @@ class Fetcher {
     StepTogether(zero_);
   }
 
+  // Some lines, of the pieces whose turn it is.
   HWY_INLINE void StepTogether(size_t zero = 0) {
     constexpr size_t kLinesNow = kZen5 ? kStepsOfFetch * kSome : kSome;
     HWY_UNROLL(4) for (size_t i = 0; i < kLinesNow; ++i) {

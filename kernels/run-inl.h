@@ -69,10 +69,10 @@ struct RowGroups {
 // on Zen 5 take a quarter: what they read again is in L2 for sure (verify of 5
 // tokens 9% faster, f32 prefill 2 to 4%); but many groups of dot products the
 // whole, most of whose tiles' weights are computed beside the next one's scores
-// (prefill chunk 3% faster). On Zen 3 a run and what is fetched of the next one
-// are to take a quarter of its L2 of 512 KiB, since their pages stand anywhere
-// in it (in turns, half as much against twice: decode in 16 bits 3 to 8%,
-// verify 1 to 6% faster; four times as much: 12% slower).
+// (prefill chunk 3% faster). On Zen 3 a run is a tile, two of f32 for a single
+// group: pages stand anywhere in 512 KiB of L2, and what is fetched meanwhile
+// is to stay there (in turns, against twice as much: decode in 16 bits 3 to 8%,
+// verify 1 to 6% faster; four times as much: decode 12% slower still).
 template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups) {
   if constexpr (kZen5) {
