@@ -13,6 +13,11 @@ namespace {
 
 constexpr int kLane = 16;
 
+// 2^f, f in [0, 1), the highest power's first.
+constexpr int kTerms = 5;
+constexpr float kExp2[kTerms] = {0.0134266838f, 0.0522424765f, 0.241280198f,
+                                 0.693044841f, 1.0f};
+
 // With bf16 for the sake of one intrinsic: nothing else makes its instructions.
 #define VARLANE_AVX512 \
   __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")))
@@ -29,11 +34,10 @@ bool HasAvx2() {
 VARLANE_AVX512 inline __m512 Exp2(__m512 x) {
   const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF);
   const __m512 f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(0.0134266838f);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0522424765f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.241280198f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693044841f));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  __m512 p = _mm512_set1_ps(kExp2[0]);
+  for (int i = 1; i < kTerms; ++i) {
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(kExp2[i]));
+  }
   return _mm512_scalef_ps(p, n);
 }
 
@@ -100,11 +104,10 @@ VARLANE_AVX2 inline __m256 Exp2(__m256 x) {
   x = _mm256_max_ps(x, _mm256_set1_ps(-127.0f));
   const __m256 n = _mm256_floor_ps(x);
   const __m256 f = _mm256_sub_ps(x, n);
-  __m256 p = _mm256_set1_ps(0.0134266838f);
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.0522424765f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.241280198f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(0.693044841f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
+  __m256 p = _mm256_set1_ps(kExp2[0]);
+  for (int i = 1; i < kTerms; ++i) {
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(kExp2[i]));
+  }
   const __m256i biased =
       _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));

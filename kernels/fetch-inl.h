@@ -6,12 +6,6 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Bytes from a step's first vector in the cache to vector `vec`.
-template <class Ops>
-HWY_INLINE size_t VecOffset(int vec) {
-  return static_cast<size_t>(vec) * kVecBytes<Ops>;
-}
-
 // The values of the group that stands at `group`, from vector `vec` on.
 template <class Ops>
 HWY_INLINE StreamHead ValueHead(const std::byte* group, int vec,

@@ -28,15 +28,13 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
                        const std::byte* const* groups, size_t stride,
                        size_t steps, int begin, int end, float* scores,
                        Prefetch& fetch) {
-  constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
   const int vecs = (end + static_cast<int>(kN) - 1) / static_cast<int>(kN);
   constexpr int kVecs = kVecsBeside<R>;
   for (int v = begin / static_cast<int>(kN); v < vecs; v += kVecs) {
     const int width = HWY_MIN(kVecs, vecs - v);
     const std::byte* k[kVecs];
     for (int i = 0; i < width; ++i) {
-      k[i] =
-          groups[(v + i) / kGroupVecs] + VecOffset<Ops>((v + i) % kGroupVecs);
+      k[i] = KeyLane<Ops>(groups, v + i);
     }
     OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
       ScoreTile<Ops, R, decltype(vectors)::value, kFetch>(
@@ -513,20 +511,17 @@ class GroupPass {
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
-    if constexpr (kAvx2 && !IsNear(kFetch)) {  // by tile
-      if (run_.panels != nullptr) {
-        const int first = added_ / kTileSteps<Ops> * kTileSteps<Ops>;
-        PanelValues<Ops, R, kFetch>(Weights(added_), ws_.p_stride, run_.panels,
-                                    added_ - first, end - first, acc_,
-                                    ws_.acc_floats, fresh_, run_.value_fetch);
-        added_ = end;
-        fresh_ = false;
-        return;
-      }
+    if constexpr (kCutsPanels && !IsNear(kFetch)) {  // by tile
+      const int first = added_ / kTileSteps<Ops> * kTileSteps<Ops>;
+      PanelValues<Ops, R, kFetch>(Weights(added_), ws_.p_stride,
+                                  reinterpret_cast<const std::byte*>(ws_.wide),
+                                  added_ - first, end - first, acc_,
+                                  ws_.acc_floats, fresh_, run_.value_fetch);
+    } else {
+      Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, pages_.v,
+                             run_.on_end, added_, end, acc_, ws_.acc_floats,
+                             fresh_, run_.value_fetch);
     }
-    Values<Ops, R, kFetch>(Weights(added_), ws_.p_stride, pages_.v, run_.on_end,
-                           added_, end, acc_, ws_.acc_floats, fresh_,
-                           run_.value_fetch);
     added_ = end;
     fresh_ = false;
   }

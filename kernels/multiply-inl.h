@@ -27,8 +27,7 @@ template <class Ops, int R, int NV, class From, class By>
 HWY_INLINE void MultiplyStep(const From& from, const By& by, V (&acc)[R][NV]) {
   if constexpr (sizeof(typename Ops::Raw) == 2 * sizeof(V)) {
     MultiplyLanes<R, NV>(
-        [&](int v)
-            HWY_ATTR { return Ops::template LoadOdd<R * NV == 12>(from(v)); },
+        [&](int v) HWY_ATTR { return LoadOdd<Ops, R * NV == 12>(from(v)); },
         [&](int r) HWY_ATTR { return Broadcast(by(r)->odd); }, acc);
     MultiplyLanes<R, NV>(
         [&](int v) HWY_ATTR { return Ops::Load(from(v)).even; },

@@ -12,10 +12,8 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Whether the register groups of a KV head add a tile's values from panels.
-HWY_INLINE bool CutsPanels(const RowGroups& groups) {
-  return kAvx2 && groups.count >= 2;
-}
+// Whether several register groups, which pass by tile, add values from panels.
+constexpr bool kCutsPanels = kAvx2;
 
 // Bytes that a step reads of a panel, and where the next panel begins.
 template <class Ops>

@@ -176,13 +176,13 @@ class Fetcher {
 
   // `read` is one of the lines that the step reads.
   HWY_INLINE void Step(const std::byte* read) {
+    if constexpr (kStepsOfFetch == 2) {
+      odd_ = !odd_;
+      if (odd_) return;
+    }
     if constexpr (kZen5 && IsNear(kMode)) {
       StepPaced(read);
     } else if constexpr (kAsksOnce && kOn) {
-      if constexpr (kStepsOfFetch == 2) {
-        odd_ = !odd_;
-        if (odd_) return;
-      }
       StepTogether();
       if constexpr (kIntelAvx512 && !IsNear(kMode)) {
         if (pieces_ == Pieces::kTogetherByTwo) StepTogether();
@@ -209,11 +209,6 @@ class Fetcher {
   // at twice the pace, from DRAM: 20% less).
   static constexpr size_t kLines =
       IsNear(kMode) ? HWY_MAX(kVecs * kVecBytes<Ops> / (2 * 64), size_t{1}) : 1;
-  // Lines that go together at a time, near: as many as a register tile reads.
-  static constexpr size_t kSome =
-      !IsNear(kMode) ? 1
-      : kAvx2        ? HWY_MAX(kVecs * kVecBytes<Ops> / 64, size_t{1})
-                     : 2 * kLines;
   // Paced, four lines at a time (f16: 1% faster than two); a line every other
   // step that reads half of one.
   static constexpr size_t kStepsOfFetch =
@@ -221,6 +216,12 @@ class Fetcher {
       : kZen5                                        ? 2 / kLines
       : kAvx2 && kVecs * kVecBytes<Ops> < size_t{64} ? 2
                                                      : 1;
+  // Lines that go together at a time, near: as many as a register tile reads.
+  static constexpr size_t kSome =
+      !IsNear(kMode) ? 1
+      : kAvx2        ? HWY_MAX(kVecs * kVecBytes<Ops> / 64, size_t{1})
+      : kZen5        ? kStepsOfFetch * 2 * kLines
+                     : 2 * kLines;
 
   // At the pace of memory. What is asked for in a burst, at the pace of
   // arithmetic, Zen 5 drops, then waits for what it dropped, and asks for
@@ -228,10 +229,6 @@ class Fetcher {
   // L3, 4 rows: 8% faster by this alone), or a while after the last one: each
   // step's delay begins where the last one ended.
   HWY_INLINE void StepPaced(const std::byte* read) {
-    if constexpr (kStepsOfFetch == 2) {
-      odd_ = !odd_;
-      if (odd_) return;
-    }
     if constexpr (kMode == kFetchPaced) {
       zero_ = ZeroLater(zero_, fetch_.delay);
     } else {
@@ -242,11 +239,10 @@ class Fetcher {
 
   // Some lines, of the pieces whose turn it is.
   HWY_INLINE void StepTogether(size_t zero = 0) {
-    constexpr size_t kLinesNow = kZen5 ? kStepsOfFetch * kSome : kSome;
-    HWY_UNROLL(4) for (size_t i = 0; i < kLinesNow; ++i) {
+    HWY_UNROLL(4) for (size_t i = 0; i < kSome; ++i) {
       FetchLine(fetch_.stream[turn_ + i] + at_ + zero);
     }
-    turn_ = (turn_ + kLinesNow) % kLoopTogether<Ops, kMode, kVecs>;
+    turn_ = (turn_ + kSome) % kLoopTogether<Ops, kMode, kVecs>;
     if (turn_ != 0) return;
     at_ += fetch_.stride;
     if (HWY_UNLIKELY(--left_ == 0)) EndPieces();  // of none it wraps

@@ -128,10 +128,9 @@ HWY_INLINE void PassByTile(RunContext<Ops>& run, const RowGroups& groups,
           g < first_turn ? WeighUpToRows<Ops, kNoFetch>(run, group, tile)
                          : WeighUpToRows<Ops, kFetchFar>(run, group, tile);
     }
-    if constexpr (kAvx2) {
-      auto* panels = reinterpret_cast<std::byte*>(run.ws->wide);
-      CutPanels<Ops>(pool.v + tile * kGroups, run.ws->acc_floats, panels);
-      run.panels = panels;
+    if constexpr (kCutsPanels) {
+      CutPanels<Ops>(pool.v + tile * kGroups, run.ws->acc_floats,
+                     reinterpret_cast<std::byte*>(run.ws->wide));
     }
     if (kWidened || copies) {
       WidenValues<Pool>(pool, tile, run.ws->acc_floats, run.ws->wide, wide);

@@ -174,17 +174,12 @@ HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
   StoreRows(acc, scores, kKeyTile);
 }
 
-// The keys of NV vectors of a tile whose groups stand at `groups`, from vector
-// `vec` on.
-template <class Ops, int NV>
-HWY_INLINE void KeyLanes(const std::byte* const* groups, int vec,
-                         const std::byte* (&lanes)[NV]) {
+// Where vector `vec` of the keys of a tile begins whose groups stand at
+// `groups`.
+template <class Ops>
+HWY_INLINE const std::byte* KeyLane(const std::byte* const* groups, int vec) {
   constexpr int kGroupVecs = kGroupTokens / static_cast<int>(kN);
-  HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
-    const int at = vec + i;
-    lanes[i] = groups[at / kGroupVecs] +
-               static_cast<size_t>(at % kGroupVecs) * kVecBytes<Ops>;
-  }
+  return groups[vec / kGroupVecs] + VecOffset<Ops>(vec % kGroupVecs);
 }
 
 // A whole tile's scores, stored too, and whether all of them stay below their
@@ -207,7 +202,9 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
                          : onward;
     }
     const std::byte* k[NV];
-    KeyLanes<Ops, NV>(groups, part, k);
+    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+      k[i] = KeyLane<Ops>(groups, part + i);
+    }
     V acc[R][NV];
     MultiplyKeys<Ops, R, NV, kFetch>(q, k, stride, steps, own, acc, fetch);
     HWY_UNROLL(16) for (int r = 0; r < R; ++r) {

@@ -210,21 +210,6 @@ HWY_INLINE SplitExponent SplitExp2(V x) {
 #endif
 }
 
-template <int kDegree>
-HWY_INLINE V JoinExp2(const SplitExponent& split) {
-  using C0 = Exp2Table<kDegree, 0>;
-  using C1 = Exp2Table<kDegree, 1>;
-  using C2 = Exp2Table<kDegree, 2>;
-  const V n = hn::Sub(split.sum, Broadcast(kEighthsMagic));
-  const auto bits = hn::BitCast(DI(), split.sum);
-  V p = C2::Look(bits);
-  if constexpr (kDegree == 3) {
-    p = Fma(split.rest, Exp2Table<kDegree, 3>::Look(bits), p);
-  }
-  p = Fma(split.rest, p, C1::Look(bits));
-  return Ldexp(Fma(split.rest, p, C0::Look(bits)), n, bits);
-}
-
 // Several at once, step by step: one after the other they would fill Zen 3's
 // schedulers with what waits for the step before (in turns, 8x512 1% faster,
 // longer prefill 0 to 1%).
@@ -255,6 +240,14 @@ HWY_INLINE void JoinExp2s(const SplitExponent (&split)[kCount],
     const V n = hn::Sub(split[i].sum, Broadcast(kEighthsMagic));
     powers[i] = Ldexp(powers[i], n, bits(i));
   }
+}
+
+template <int kDegree>
+HWY_INLINE V JoinExp2(const SplitExponent& split) {
+  const SplitExponent one[1] = {split};
+  V power[1];
+  JoinExp2s<kDegree>(one, power);
+  return power[0];
 }
 
 template <int kDegree>
@@ -346,13 +339,6 @@ HWY_INLINE void StoreF16(V v, uint16_t* to) {
 #endif
 }
 
-#if HWY_TARGET == HWY_AVX2
-// In memory: as a register's mask they would be the 17th vector beside a tile.
-alignas(32) constexpr uint32_t kHighHalves[8] = {
-    0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
-    0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
-#endif
-
 // --- how cache elements multiply -------------------------------------------
 //
 // Ops::Raw      one vector of cache lanes, ready to multiply
@@ -439,20 +425,6 @@ struct OpsBf16 {
     return {hn::BitCast(D(), hn::ShiftLeft<16>(pair)),
             hn::BitCast(D(), hn::And(pair, hn::Set(DU(), 0xffff0000u)))};
   }
-  // The odd elements alone; `kSparing` of registers.
-  template <bool kSparing>
-  static HWY_INLINE V LoadOdd(const std::byte* p) {
-#if HWY_TARGET == HWY_AVX2
-    if constexpr (kSparing) {
-      V odd;
-      asm("vmovups %1, %0\n\tvandps %2, %0, %0"
-          : "=x"(odd.raw)
-          : "m"(*reinterpret_cast<const __m256_u*>(p)), "m"(kHighHalves));
-      return odd;
-    }
-#endif
-    return Load(p).odd;
-  }
   static HWY_INLINE Raw DropOdd(Raw raw) { return {raw.even, Zero()}; }
   static HWY_INLINE Raw DropEven(Raw raw) { return {Zero(), raw.odd}; }
   static HWY_INLINE V MulAdd(V acc, Raw raw, Operand x) {
@@ -464,10 +436,6 @@ struct OpsBf16 {
 // The same of fp32: a vector of even elements, then one of odd ones.
 struct OpsBf16Wide : OpsBf16 {
   using Cache = float;
-  template <bool kSparing>
-  static HWY_INLINE V LoadOdd(const std::byte* p) {
-    return Load(p).odd;
-  }
   static HWY_INLINE Raw Load(const std::byte* p) {
     const auto* floats = reinterpret_cast<const float*>(p);
     return {LoadF(floats), LoadF(floats + kN)};
@@ -493,6 +461,34 @@ template <class Ops>
 constexpr size_t kLaneBytes = Ops::kPack * sizeof(typename Ops::Cache);
 template <class Ops>
 constexpr size_t kVecBytes = kN* kLaneBytes<Ops>;
+
+// Bytes from a step's first vector in the cache to vector `vec`.
+template <class Ops>
+HWY_INLINE size_t VecOffset(int vec) {
+  return static_cast<size_t>(vec) * kVecBytes<Ops>;
+}
+
+#if HWY_TARGET == HWY_AVX2
+// In memory: as a register's mask they would be the 17th vector beside a tile.
+alignas(32) constexpr uint32_t kHighHalves[8] = {
+    0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u,
+    0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+#endif
+
+// The odd elements of pairs in two vectors; `kSparing` of registers.
+template <class Ops, bool kSparing>
+HWY_INLINE V LoadOdd(const std::byte* p) {
+#if HWY_TARGET == HWY_AVX2
+  if constexpr (kSparing) {
+    V odd;
+    asm("vmovups %1, %0\n\tvandps %2, %0, %0"
+        : "=x"(odd.raw)
+        : "m"(*reinterpret_cast<const __m256_u*>(p)), "m"(kHighHalves));
+    return odd;
+  }
+#endif
+  return Ops::Load(p).odd;
+}
 
 // Rounds fp32 to what Ops multiplies and keeps it as fp32.
 template <class Ops>

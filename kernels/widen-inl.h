@@ -60,7 +60,7 @@ HWY_INLINE bool CopiesValues(const RowGroups& groups) {
 template <class Pool>
 HWY_INLINE bool HoldsTile(const RowGroups& groups) {
   return Widens<Pool>(groups) || CopiesValues<Pool>(groups) ||
-         CutsPanels(groups);
+         (kCutsPanels && ByTile<Pool>(groups));
 }
 
 // `count` vectors on end; returns the end of what it wrote.

@@ -36,7 +36,8 @@ struct Workspace {
   Operand* p;        // weights of a run: [kMostRows][p_stride]; or, where they
   int p_stride;      // wait, of all groups' tiles: [chunk][kMostRows][p_stride]
   float* floats;     // [head_size]
-  float* wide;       // a tile's keys, then its values, as they are multiplied
+  float* wide;       // a tile's keys, then its values, as they are multiplied;
+                     // or its values in panels
 
   // Carves from `base`, or only counts where that is null; returns the bytes.
   HWY_INLINE size_t Carve(std::byte* base, const RowGroups& groups,
@@ -163,9 +164,8 @@ struct RunContext {
   bool from_memory;         // too much to be in a cache
   bool fresh;               // the first run of a partition
   bool on_end = false;      // passed by tile, whose groups stand on end
-  const std::byte* panels = nullptr;           // of the tile's values
-  Prefetch score_fetch;                        // while a group's scores
-  Prefetch value_fetch;                        // and its values are computed
+  Prefetch score_fetch;     // while a group's scores
+  Prefetch value_fetch;     // and its values are computed
   RowFetches<2 * kMostRows<Ops>> row_fetches;  // one group's q, one's out
 };
 
