@@ -23,15 +23,20 @@
 // them, and on later versions a name used before its definition would not do.
 #define VARLANE_LATER_X86_TARGETS ((1LL << 3) | (1LL << 4) | (1LL << 6))
 
-// Sanitizer builds (see CMakeLists.txt) do with one target of 128 bits,
-// and with AVX3_BF16 and AVX3_ZEN5 for the bf16 cache alone.
-#ifdef VARLANE_FEWER_TARGETS
+// Sanitizer builds (see CMakeLists.txt) do with one target of 128 bits, and
+// with AVX3_BF16 and AVX3_ZEN5 for the bf16 cache alone (1), or without AVX-512
+// (2): what threads share is the same on every target.
+#ifndef VARLANE_FEWER_TARGETS
+#define VARLANE_FEWER_TARGETS 0
+#endif
+#if VARLANE_FEWER_TARGETS == 2
+#define VARLANE_SPARED_TARGETS (HWY_SSE4 | HWY_AVX3)
+#elif VARLANE_FEWER_TARGETS == 1
 #define VARLANE_SPARED_TARGETS HWY_SSE4
-#define VARLANE_ALL_PASSES 0
 #else
 #define VARLANE_SPARED_TARGETS 0
-#define VARLANE_ALL_PASSES 1
 #endif
+#define VARLANE_ALL_PASSES (VARLANE_FEWER_TARGETS == 0)
 
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_AVX3_DL | VARLANE_LATER_X86_TARGETS | VARLANE_SPARED_TARGETS)

@@ -464,8 +464,9 @@ void AttentionCase::ExpectMatchesReference(const Output& output) const {
   std::vector<double> bound(dv);
   for (int s = 0; s < int(spec_.seqs.size()); ++s) {
     const SeqSpec& seq = spec_.seqs[size_t(s)];
+    Contiguous kv;
     for (int h = 0; h < spec_.q_heads; ++h) {
-      const Contiguous kv = Gather(*this, s, h / spec_.group());
+      if (h % spec_.group() == 0) kv = Gather(*this, s, h / spec_.group());
       const double sink =
           spec_.sinks.empty() ? 0.0 : double(spec_.sinks[size_t(h)]);
       ReferenceRow row;
