@@ -317,7 +317,7 @@ class GroupPass {
     }
     Span spans[R];
     for (Span& span : spans) span = {0, kKeyTile};
-    PassRagged(tile, spans);
+    PassSpans(tile, spans);
   }
 
   // Scores of all of a tile and, beside them or before, the weights that wait.
@@ -366,18 +366,12 @@ class GroupPass {
   HWY_NOINLINE void LastTile(int tile, int end) {
     waiting_.Finish();
     ScoresOf(tile, 0, end);
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      MaskScores(0, end, scores_ + r * kKeyTile);
-    }
-    if (HWY_UNLIKELY(!MoveMaxima(tile)) || holds_) {
-      Span spans[R];
-      for (Span& span : spans) span = {0, end};
-      PassRagged(tile, spans);
+    Span spans[R];
+    for (Span& span : spans) span = {0, end};
+    if (HWY_UNLIKELY(!WeighSpans(tile, spans)) || holds_) {
+      AddOrHold(tile, spans);
       return;
     }
-    const auto soften = SoftenOf(tile);
-    const int halves = (end + kKeyTile / 2 - 1) / (kKeyTile / 2);
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) soften.Row(r, halves);
     const int whole = tile * kTileSteps<Ops> + end / kPack;
     AddValues(whole);
     steps_ = whole;
@@ -400,14 +394,37 @@ class GroupPass {
       begin = HWY_MIN(begin, spans[r].begin);
       end = HWY_MAX(end, spans[r].end);
     }
-    if (end != 0) {
-      ScoresOf(tile, begin, end);
-      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        MaskScores(spans[r].begin, spans[r].end, scores_ + r * kKeyTile);
+    if (end != 0) ScoresOf(tile, begin, end);
+    PassSpans(tile, spans);
+  }
+
+  // What each row sees of a tile whose scores are computed.
+  HWY_INLINE void PassSpans(int tile, Span* spans) {
+    WeighSpans(tile, spans);
+    AddOrHold(tile, spans);
+  }
+
+  // Weights of what each row sees of a tile. A row that has seen no score above
+  // -inf yet has none: its span becomes empty, and this false.
+  HWY_NOINLINE bool WeighSpans(int tile, Span* spans) {
+    const auto soften = SoftenOf(tile);
+    bool all = true;
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+      if (spans[r].end == 0) continue;
+      float* scores = scores_ + r * kKeyTile;
+      V masked[kTileVecs];
+      LoadMasked(spans[r].begin, spans[r].end, scores, masked);
+      if (HWY_UNLIKELY(!Stays(ws_.rows[local_ + r], Highest(masked)))) {
+        StoreScores(masked, scores);
+        if (!MoveMaximumAt(tile, r)) {
+          spans[r] = {0, 0};
+          all = false;
+          continue;
+        }
       }
-      MoveMaxima(tile);
+      soften.RowOf(r, masked, scores);
     }
-    PassRagged(tile, spans);
+    return all;
   }
 
   HWY_INLINE void FindSpans(int tile, Span* spans) const {
@@ -439,30 +456,28 @@ class GroupPass {
   // Moves the rows' reference maxima where they must; false where a row has
   // seen no score above -inf yet.
   HWY_NOINLINE bool MoveMaxima(int tile) {
-    // A rescale must find the values of the tiles before already added.
-    const auto before = [&]() HWY_ATTR { AddValues(tile * kTileSteps<Ops>); };
     bool all = true;
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      all &= MoveMaximum<Ops>(
-          scores_ + r * kKeyTile, Scale(), ws_.rows[local_ + r],
-          ws_.lanes + (local_ + r) * kLanes, acc_ + r * ws_.acc_floats,
-          ws_.acc_floats, before);
-    }
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) all &= MoveMaximumOf(tile, r);
     return all;
   }
+  HWY_INLINE bool MoveMaximumOf(int tile, int r) {
+    // A rescale must find the values of the tiles before already added.
+    const auto before = [&]() HWY_ATTR { AddValues(tile * kTileSteps<Ops>); };
+    return MoveMaximum<Ops>(scores_ + r * kKeyTile, Scale(),
+                            ws_.rows[local_ + r],
+                            ws_.lanes + (local_ + r) * kLanes,
+                            acc_ + r * ws_.acc_floats, ws_.acc_floats, before);
+  }
+  HWY_NOINLINE bool MoveMaximumAt(int tile, int r) {
+    return MoveMaximumOf(tile, r);
+  }
 
-  // Weights and values of a tile whose rows see different parts of it.
-  HWY_NOINLINE void PassRagged(int tile, Span* spans) {
-    DropUnseen(spans);
-    const auto soften = SoftenOf(tile);
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      if (spans[r].end != 0) soften.Row(r, 2);
-    }
+  HWY_INLINE void AddOrHold(int tile, const Span* spans) {
     if (holds_) {
       ragged_ = true;
-      return;
+    } else {
+      AddRagged(tile, spans);
     }
-    AddRagged(tile, spans);
   }
 
   // What all rows see goes through the register tile, with the tiles before

@@ -39,18 +39,48 @@ HWY_NOINLINE void Rescale(float exponent, float* HWY_RESTRICT lanes,
   }
 }
 
-// Sets scores outside [begin, end) of a tile to -inf. What stands there may be
+// A tile's scores, those outside [begin, end) as -inf. What stands there may be
 // anything.
-HWY_INLINE void MaskScores(int begin, int end, float* HWY_RESTRICT scores) {
+HWY_INLINE void LoadMasked(int begin, int end, const float* HWY_RESTRICT scores,
+                           V (&masked)[kTileVecs]) {
   const V minus_inf = Broadcast(kMinusInf);
   const auto first = hn::Set(DI(), begin);
   const auto last = hn::Set(DI(), end);
-  for (int at = 0; at < kKeyTile; at += static_cast<int>(kN)) {
+  HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
+    const int at = v * static_cast<int>(kN);
     const auto token = hn::Iota(DI(), at);
     const auto seen = hn::RebindMask(
         D(), hn::AndNot(hn::Lt(token, first), hn::Lt(token, last)));
-    StoreF(hn::IfThenElse(seen, LoadF(scores + at), minus_inf), scores + at);
+    masked[v] = hn::IfThenElse(seen, LoadF(scores + at), minus_inf);
   }
+}
+
+HWY_INLINE void LoadScores(const float* HWY_RESTRICT scores,
+                           V (&s)[kTileVecs]) {
+  HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
+    s[v] = LoadF(scores + v * static_cast<int>(kN));
+  }
+}
+HWY_INLINE void StoreScores(const V (&s)[kTileVecs],
+                            float* HWY_RESTRICT scores) {
+  HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
+    StoreF(s[v], scores + v * static_cast<int>(kN));
+  }
+}
+
+// The greatest of a tile's scores, lane by lane; may drop a NaN.
+HWY_INLINE V Highest(const V (&scores)[kTileVecs]) {
+  V high = scores[0];
+  HWY_UNROLL(16) for (int v = 1; v < kTileVecs; ++v) {
+    high = hn::Max(high, scores[v]);
+  }
+  return high;
+}
+
+// Whether the reference maximum stays, `high` being the greatest of a tile's
+// scores. A NaN that Max dropped still shows: its own weight is NaN.
+HWY_INLINE bool Stays(const RowState& state, V high) {
+  return hn::AllTrue(D(), hn::Le(high, Broadcast(state.threshold)));
 }
 
 // Moves a row's reference maximum where the tile's scores demand it, calling
@@ -62,15 +92,9 @@ HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
                             float* HWY_RESTRICT acc, int acc_floats,
                             const BeforeRescale& before_rescale) {
   V s[kTileVecs];
-  HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
-    s[v] = LoadF(scores + v * static_cast<int>(kN));
-  }
-  V high = s[0];
-  HWY_UNROLL(16) for (int v = 1; v < kTileVecs; ++v) {
-    high = hn::Max(high, s[v]);
-  }
-  // A NaN that Max dropped still shows: its own weight is NaN.
-  if (hn::AllTrue(D(), hn::Le(high, Broadcast(state.threshold)))) return true;
+  LoadScores(scores, s);
+  const V high = Highest(s);
+  if (Stays(state, high)) return true;
   auto nan = hn::IsNaN(s[0]);
   HWY_UNROLL(16) for (int v = 1; v < kTileVecs; ++v) {
     nan = hn::Or(nan, hn::IsNaN(s[v]));
@@ -137,48 +161,70 @@ struct SoftenRows {
     }
   }
 
-  // All of a row, or its first half where nobody sees the second. Called where
-  // it is long: without vectors it is 4 KB of code, at a dozen places.
-  HWY_INLINE void Row(int r, int halves) const {
+  // A row whose scores are at hand, and may be stored at `to`.
+  HWY_INLINE void RowOf(int r, const V (&scores_of)[kTileVecs],
+                        float* HWY_RESTRICT to) const {
     if constexpr (kLaneVecs == 1) {
-      InlineRow(r, halves);
+      State state;
+      Place(r, state);
+      Split(scores_of, state);
+      End<0>(state);
+      Split(scores_of + kHalfVecs, state);
+      End<1>(state);
     } else {
-      CallRow(r, halves);
+      StoreScores(scores_of, to);
+      CallRow(r);
+    }
+  }
+
+  // All of a row. Called where it is long: without vectors it is 4 KB of code,
+  // at a dozen places.
+  HWY_INLINE void Row(int r) const {
+    if constexpr (kLaneVecs == 1) {
+      InlineRow(r);
+    } else {
+      CallRow(r);
     }
   }
 
  private:
-  HWY_NOINLINE void CallRow(int r, int halves) const { InlineRow(r, halves); }
+  HWY_NOINLINE void CallRow(int r) const { InlineRow(r); }
 
-  HWY_INLINE void InlineRow(int r, int halves) const {
+  HWY_INLINE void InlineRow(int r) const {
     State state;
     StartAt(r, state);
     End<0>(state);
-    if (halves == 2) {
-      Begin<1>(state);
-      End<1>(state);
-    } else {
-      StoreSums(state);
-    }
+    Begin<1>(state);
+    End<1>(state);
   }
 
-  HWY_INLINE void StartAt(int r, State& state) const {
+  HWY_INLINE void Place(int r, State& state) const {
     state.scores = scores + r * kKeyTile;
     state.row = rows + r;
     state.lanes = lanes + r * kLanes;
     state.p = p + r * p_stride;
+  }
+
+  HWY_INLINE void StartAt(int r, State& state) const {
+    Place(r, state);
     Begin<0>(state);
   }
 
   template <int kHalf>
   HWY_INLINE void Begin(State& state) const {
-    constexpr int kStep = static_cast<int>(kN);
     const float* from = state.scores + kHalf * (kKeyTile / 2);
+    V half[kHalfVecs];
+    HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
+      half[v] = LoadF(from + v * static_cast<int>(kN));
+    }
+    Split(half, state);
+  }
+
+  HWY_INLINE void Split(const V* half, State& state) const {
     const V scale = Broadcast(scale_log2);
     const V max = Broadcast(state.row->max);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
-      state.split[v] =
-          SplitExp2(hn::MulSub(LoadF(from + v * kStep), scale, max));
+      state.split[v] = SplitExp2(hn::MulSub(half[v], scale, max));
     }
   }
 
@@ -247,7 +293,7 @@ class Waiting {
   }
 
   HWY_INLINE void Finish() {
-    HWY_UNROLL(1) for (int r = 0; r < count_; ++r) rows_.Row(r, 2);
+    HWY_UNROLL(1) for (int r = 0; r < count_; ++r) rows_.Row(r);
     Clear();
   }
 
