@@ -36,11 +36,11 @@ HWY_INLINE TileHalf HalfAfter(const RunContext<Ops>& run, const Heads& heads,
 }
 
 template <class Ops>
-HWY_INLINE void AimPaced(RunContext<Ops>& run, TileHalf next, int delay,
+HWY_INLINE void AimPaced(RunContext<Ops>& run, TileHalf next, const Pace& pace,
                          Prefetch& fetch) {
   AimTile(run, next, fetch);
-  fetch.again = true;
-  fetch.delay = delay;
+  fetch.again = pace.again();
+  fetch.delay = pace.delay();
 }
 
 template <class Ops, int R>
@@ -54,11 +54,10 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
   pace.Begin(Ticks());
   bool more = true;
   for (int tile = 0; more && tile < run.tiles; ++tile) {
-    const int delay = pace.delay();
     bool waits[kMostHeads];
     Group group(groups, chunk, heads.first, 0);
     for (int i = 0; i < heads.count; ++i, group.Shift(R)) {
-      AimPaced(run, HalfAfter(run, heads, i, tile, false), delay,
+      AimPaced(run, HalfAfter(run, heads, i, tile, false), pace,
                run.score_fetch);
       OpenTile(run, groups, chunk, opening, heads.first + i, group, tile);
       Pass pass(run, heads.pages[i], group, waiting);
@@ -69,7 +68,7 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
     group.Shift(-R * heads.count);
     for (int i = 0; i < heads.count; ++i, group.Shift(R)) {
       if (!waits[i]) continue;
-      AimPaced(run, HalfAfter(run, heads, i, tile, true), delay,
+      AimPaced(run, HalfAfter(run, heads, i, tile, true), pace,
                run.value_fetch);
       Pass(run, heads.pages[i], group, waiting).AddBeside(tile, i);
     }
