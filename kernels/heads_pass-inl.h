@@ -52,6 +52,9 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
   AimNowhere(run);
   Pace& pace = PaceOfThread();
   pace.Begin(Ticks());
+  const auto bytes = static_cast<float>(
+      heads.count * kKeyTile * (run.args->head_size + run.ws->acc_floats) *
+      static_cast<int>(sizeof(typename Ops::Cache)));
   bool more = true;
   for (int tile = 0; more && tile < run.tiles; ++tile) {
     bool waits[kMostHeads];
@@ -75,7 +78,7 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
     if (tile == 0 && opening != kNotFirst) {
       pace.Begin(Ticks());  // that one had more to do than others
     } else if (more) {
-      pace.Next(Ticks());
+      pace.Next(Ticks(), bytes);
     }
   }
 }

@@ -13,6 +13,10 @@
 // longer. If they take longer by it, the delay is what binds, and becomes
 // shorter; if not, memory is.
 //
+// What comes from a cache, as a prefix that many sequences share may, teaches
+// nothing of memory: a tile much quicker than usual is asked for as fast as can
+// be and not judged.
+//
 // A prefetch takes 1.3 cycles, needed or not. Asked for again shortly before
 // its use, a line that was dropped does not hold arithmetic up: f32 is 2 to 3%
 // faster by it, 4 rows of bf16 1% while a core gets 24 GB/s. While it gets 33
@@ -30,23 +34,27 @@ class Pace {
   // What stands for Prefetch::delay during the tile that begins, and for
   // Prefetch::again.
   HWY_INLINE int delay() const {
+    if (cached_) return kLeast;
     return delay_ + (Tries(kLonger) ? Step() : 0);
   }
-  HWY_INLINE bool again() const { return again_ != Tries(kOtherwise); }
+  HWY_INLINE bool again() const {
+    return !cached_ && again_ != Tries(kOtherwise);
+  }
 
   // A tile begins.
   HWY_INLINE void Begin(uint64_t ticks) { begin_ = ticks; }
 
-  // It ends, and the next one begins.
-  HWY_INLINE void Next(uint64_t ticks) {
-    ticks_[changed_ ? 1 : 0] = static_cast<float>(ticks - begin_);
+  // It ends, having read so many bytes, and the next one begins.
+  HWY_INLINE void Next(uint64_t ticks, float bytes) {
+    ticks_[changed_ ? 1 : 0] = static_cast<float>(ticks - begin_) / bytes;
     begin_ = ticks;
     ++tiles_;
     if (tiles_ % 2 != 0) {
       changed_ = !changed_;
       return;
     }
-    Judge();
+    NotePair((ticks_[0] + ticks_[1]) / 2);
+    if (!cached_) Judge();
     // Which of a pair comes first follows no period that tiles might share
     // (Thue-Morse).
     const uint32_t pair = tiles_ / 2;
@@ -66,6 +74,20 @@ class Pace {
   static constexpr float kMostOfPair = 0.15f;
   static constexpr float kEnough = 0.3f;
   static constexpr float kEnoughAgain = 0.6f;
+  static constexpr float kOfCache = 0.85f;
+  static constexpr float kMostOfUsual = 1.25f;
+  static constexpr float kWeight = 1.0f / 8;
+  static constexpr float kWeightOfCache = 1.0f / 256;
+
+  // Whether a pair that took so many ticks a byte came from a cache. What does
+  // counts little for what is usual: memory that became quicker is noticed in
+  // the end, and a disturbance is soon forgotten.
+  HWY_INLINE void NotePair(float ticks) {
+    cached_ = ticks < kOfCache * usual_;
+    if (usual_ == 0) usual_ = ticks;
+    const float weight = cached_ ? kWeightOfCache : kWeight;
+    usual_ += weight * (HWY_MIN(ticks, kMostOfUsual * usual_) - usual_);
+  }
 
   HWY_INLINE bool Tries(Change change) const {
     return changed_ && change_ == change;
@@ -108,12 +130,14 @@ class Pace {
 
   int delay_ = 9;
   bool again_ = true;
+  bool cached_ = false;
   bool changed_ = false;
   Change change_ = kLonger;
   uint32_t tiles_ = 0;
   float evidence_ = 0;        // that the delay binds; below 0, that memory does
   float evidence_again_ = 0;  // that the other choice is quicker
-  float ticks_[2] = {};       // of the pair's tiles, the changed one's second
+  float usual_ = 0;           // ticks a byte from memory
+  float ticks_[2] = {};       // the same of a pair, the changed tile's second
   uint64_t begin_ = 0;
 };
 
