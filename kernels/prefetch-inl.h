@@ -93,6 +93,7 @@ HWY_INLINE StreamHead KeyHead(const std::byte* const* groups, size_t stride) {
 // it; so every stream stands at some line that is mapped.
 struct Prefetch {
   const std::byte* stream[kTogether] = {};
+  const std::byte* before[2] = {};  // stream[0] and [1] of the pieces before
   const std::byte* const* next = nullptr;  // the pieces after those
   const std::byte* const* end = nullptr;
   size_t at = 0;  // bytes into `stream`
@@ -102,8 +103,8 @@ struct Prefetch {
   size_t lines = 0;
   size_t turn = 0;  // of pieces that go together, the first of the next step
   Pieces pieces = Pieces::kAlone;
-  // Whether to ask once more for what the micro-kernel is about to read, and
-  // what is read after its own part.
+  // Whether to ask once more, near for what the micro-kernel is about to read,
+  // far for the pieces before; and what is read after its own part.
   bool again = false;
   StreamHead onward;
   int delay = 0;  // between steps, as a Pace says
@@ -111,6 +112,7 @@ struct Prefetch {
   // Fetches nothing, standing at `line`.
   HWY_INLINE void Idle(const std::byte* line) {
     for (const std::byte*& piece : stream) piece = line;
+    before[0] = before[1] = line;
     next = end = nullptr;
     at = stride = back = left = turn = 0;
     again = false;
@@ -140,6 +142,10 @@ struct Prefetch {
       next += count;
       return;
     }
+    if (again) {
+      before[0] = stream[0];
+      before[1] = stream[1];
+    }
     stream[0] = *next++;
     stream[1] = pieces == Pieces::kPaired ? *next++ : stream[0];
   }
@@ -148,9 +154,9 @@ struct Prefetch {
 // Steps through a Prefetch with its state in few registers, beside a register
 // tile of kVecs vectors. Every line is asked for twice, two lines apart: the
 // CPU drops what it has no room for (Zen 4, from DRAM: 10% more). One that
-// drops nothing is asked once; so is Zen 5 where a step asks for no more than a
-// line (verify of 5 tokens of a group of 4, in turns, 1 to 2% faster in bf16
-// and 3% in f32; where it asks for two, once is 2% slower).
+// drops nothing is asked once. Zen 5 still has no room two lines later, but a
+// piece later (verify of 5 tokens of a group of 4, bf16, in turns: 2 to 5%
+// faster); where many groups share a run once is enough.
 template <class Ops, FetchMode kMode, int kVecs>
 class Fetcher {
  public:
@@ -163,7 +169,8 @@ class Fetcher {
         at_(fetch.at),
         left_(fetch.left),
         turn_(fetch.turn),
-        pieces_(fetch.pieces) {}
+        pieces_(fetch.pieces),
+        again_(fetch.again) {}
   HWY_INLINE ~Fetcher() {
     if constexpr (kOn) {
       fetch_.stream[0] = one_;
@@ -191,13 +198,16 @@ class Fetcher {
       }
     } else if constexpr (kOn) {
       HWY_UNROLL(2) for (size_t i = 0; i < kLines; ++i) {
-        const size_t again = at_ - fetch_.back;
+        const bool two = kMode == kFetchNear || pieces_ == Pieces::kPaired;
         FetchLine(one_ + at_);
-        if (kMode == kFetchNear || pieces_ == Pieces::kPaired) {
-          FetchLine(two_ + at_);
-          FetchLine(two_ + again);
+        if (two) FetchLine(two_ + at_);
+        if constexpr (!kZen5) {
+          FetchLine(one_ + (at_ - fetch_.back));
+          if (two) FetchLine(two_ + (at_ - fetch_.back));
+        } else if (again_) {
+          if (kAsksAgain || two) FetchLine(fetch_.before[0] + at_);
+          if (two) FetchLine(fetch_.before[1] + at_);
         }
-        if (!kZen5 || pieces_ == Pieces::kPaired) FetchLine(one_ + again);
         at_ += fetch_.stride;
       }
       left_ -= kLines;  // of none it wraps
@@ -206,6 +216,9 @@ class Fetcher {
   }
 
  private:
+  // Not f32 for one piece at a time, which leaves memory the time that it needs
+  // (verify 2% slower).
+  static constexpr bool kAsksAgain = Ops::kPack == 2;
   // Lines a step of each piece. Near: half of what a register tile reads.
   // Faster, the CPU would have no room for what is asked for and drop it (f16
   // at twice the pace, from DRAM: 20% less).
@@ -269,6 +282,7 @@ class Fetcher {
   size_t left_;
   size_t turn_;
   Pieces pieces_;
+  bool again_;
   bool odd_ = false;
   size_t zero_ = 0;
 };

@@ -171,6 +171,7 @@ HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
     AimNowhere(run);
   } else {
     AimFar(run, 0, 1, FarPieces(groups.count, kMaxRows));
+    run.score_fetch.again = run.value_fetch.again = true;
   }
   Waiting<Ops> waiting;
   for (int tile = 0; tile < run.tiles; ++tile) {
