@@ -36,6 +36,8 @@
 // After workspace-inl.h:
 #include "kernels/fetch-inl.h"
 // After fetch-inl.h:
+#include "kernels/sweep-inl.h"
+// After sweep-inl.h:
 #include "kernels/group_pass-inl.h"
 // After fetch-inl.h:
 #include "kernels/open_group-inl.h"

@@ -17,6 +17,7 @@ ROWS = "kernels/rows-inl.h"
 SOFTMAX = "kernels/softmax-inl.h"
 TILE = "kernels/tile-inl.h"
 MULTIPLY = "kernels/multiply-inl.h"
+SWEEP = "kernels/sweep-inl.h"
 VEC = "kernels/vec-inl.h"
 WIDEN = "kernels/widen-inl.h"
 PANEL = "kernels/panel-inl.h"
@@ -63,7 +64,7 @@ MUTATIONS = [
     ("values of a tile that has no weights yet", GROUP_PASS,
      "AddValues(tile * kTileSteps<Ops>);\n      }",
      "AddValues((tile + 1) * kTileSteps<Ops>);\n      }"),
-    ("two rows at a time, always the same weights", GROUP_PASS,
+    ("two rows at a time, always the same weights", SWEEP,
      "p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,",
      "p, static_cast<size_t>(p_stride), groups, 0,"),
     # --- blocks, tiles, rows ---
@@ -127,9 +128,9 @@ MUTATIONS = [
      "KeyLane<Ops>(groups, part + i);", "KeyLane<Ops>(groups, i);"),
     ("keys of half a group taken from its other half", TILE,
      "VecOffset<Ops>(vec % kGroupVecs);", "VecOffset<Ops>(0);"),
-    ("weights of a window's tile meet the tile's first values", GROUP_PASS,
+    ("weights of a window's tile meet the tile's first values", SWEEP,
      "panel += static_cast<size_t>(begin) * kPanelStride<Ops>;", ""),
-    ("all dims from a tile's first panel", GROUP_PASS,
+    ("all dims from a tile's first panel", SWEEP,
      "i += kWidth, panel += kPanelBytes<Ops>)", "i += kWidth)"),
     ("a group's values stand in the tile's first panel steps", PANEL,
      "std::byte* panel = to; from",

@@ -1,0 +1,142 @@
+// The micro-kernels over all they have to do: scores of the keys that are seen
+// of a tile, values over all dims.
+//
+// Included once per pass by pass-inl.h, hence no guard.
+// SPDX-License-Identifier: Apache-2.0
+
+namespace varlane {
+namespace VARLANE_NS {
+
+// Calls tile(integral_constant<int, width>): the width of a register tile as a
+// constant. `width` in [1, kMost].
+template <int kMost = kMaxVecs, class Tile>
+HWY_INLINE void OfWidth(int width, const Tile& tile) {
+  if constexpr (kMost == 4) {
+    if (width == 4) return tile(std::integral_constant<int, 4>());
+    if (width == 3) return tile(std::integral_constant<int, 3>());
+  }
+  if (width == 2) return tile(std::integral_constant<int, 2>());
+  tile(std::integral_constant<int, 1>());
+}
+
+// Scores of R rows for the vectors of keys that hold [begin, end) of the tile
+// whose groups stand at `groups`.
+template <class Ops, int R, FetchMode kFetch>
+HWY_INLINE void Scores(const typename Ops::Operand* q,
+                       const std::byte* const* groups, size_t stride,
+                       size_t steps, int begin, int end, float* scores,
+                       Prefetch& fetch) {
+  const int vecs = (end + static_cast<int>(kN) - 1) / static_cast<int>(kN);
+  constexpr int kVecs = kVecsBeside<R>;
+  for (int v = begin / static_cast<int>(kN); v < vecs; v += kVecs) {
+    const int width = HWY_MIN(kVecs, vecs - v);
+    const std::byte* k[kVecs];
+    for (int i = 0; i < width; ++i) {
+      k[i] = KeyLane<Ops>(groups, v + i);
+    }
+    OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
+      ScoreTile<Ops, R, decltype(vectors)::value, kFetch>(
+          q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
+    });
+  }
+}
+
+// The same as Values, all dims of two rows at a time: what is read stands in
+// one go, not in two halves (Zen 5, from DRAM, head size 128: 2 to 5% faster,
+// from L3 slower). Two rows at most fetch twice as much a step.
+template <class Ops, int R>
+HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
+                           const std::byte* const* groups, int begin, int end,
+                           float* acc, int acc_floats, bool fresh,
+                           Prefetch& fetch) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;
+  constexpr int kRows = HWY_MIN(R, 2);
+  const StreamHead onward = fetch.onward;
+  HWY_UNROLL(1) for (int r = 0; r < R; r += kRows) {
+    fetch.onward = r + kRows < R
+                       ? ValueHead<Ops>(groups[begin / kSteps], 0, acc_floats)
+                       : onward;
+    ValueTile<Ops, kRows, 2 * kMaxVecs, kFetchPaced, R <= 2 ? 2 : 1>(
+        p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,
+        ValueStride<Ops>(acc_floats), false, begin, end, acc + r * acc_floats,
+        static_cast<size_t>(acc_floats), fresh, fetch);
+  }
+}
+
+// acc += p v of R rows, lane steps [begin, end) of the groups, all dims, `p`
+// the weights from `begin` on, rows p_stride apart; then comes what `onward`
+// names. `on_end` as ValueTile has it.
+template <class Ops, int R, FetchMode kFetch>
+HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
+                       const std::byte* const* groups, bool on_end, int begin,
+                       int end, float* acc, int acc_floats, bool fresh,
+                       Prefetch& fetch) {
+  const StreamHead onward = fetch.onward;
+  const size_t stride = ValueStride<Ops>(acc_floats);
+  const int vecs = acc_floats / static_cast<int>(kN);
+  if constexpr (kFetch == kFetchPaced && (R == 4 || R <= 2)) {
+    if (vecs == 2 * kMaxVecs) {
+      WideValues<Ops, R>(p, p_stride, groups, begin, end, acc, acc_floats,
+                         fresh, fetch);
+      return;
+    }
+  }
+  constexpr int kVecs = kVecsBeside<R>;
+  const int passes = (vecs + kVecs - 1) / kVecs;
+  for (int i = 0; i < passes; ++i) {
+    const int first = vecs * i / passes;
+    const int next = vecs * (i + 1) / passes;
+    const int width = next - first;
+    constexpr int kSteps = kGroupTokens / Ops::kPack;
+    const std::byte* const* group = groups + begin / kSteps;
+    if constexpr (IsNear(kFetch)) {
+      fetch.onward =
+          i + 1 < passes ? ValueHead<Ops>(*group, next, acc_floats) : onward;
+    } else if constexpr (FetchesValuesSoon<Ops>(kFetch)) {
+      // After the last pass, for want of others, its own ones.
+      fetch.onward.line[0] =
+          *group + VecOffset<Ops>(i + 1 < passes ? next : first);
+    }
+    OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
+      ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
+          p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
+          stride, on_end, begin, end, acc + first * static_cast<int>(kN),
+          static_cast<size_t>(acc_floats), fresh, fetch);
+    });
+  }
+}
+
+// The same over a tile's panels, lane steps [begin, end) of the tile.
+template <class Ops, int R, FetchMode kFetch>
+HWY_INLINE void PanelValues(const typename Ops::Operand* p, int p_stride,
+                            const std::byte* panel, int begin, int end,
+                            float* acc, int acc_floats, bool fresh,
+                            Prefetch& fetch) {
+  constexpr int kWidth = kMaxVecs * static_cast<int>(kN);
+  panel += static_cast<size_t>(begin) * kPanelStride<Ops>;
+  for (int i = 0; i < acc_floats; i += kWidth, panel += kPanelBytes<Ops>) {
+    ValueTile<Ops, R, kMaxVecs, kFetch>(
+        p, static_cast<size_t>(p_stride), &panel, 0, kPanelStride<Ops>, true, 0,
+        end - begin, acc + i, static_cast<size_t>(acc_floats), fresh, fetch);
+  }
+}
+
+// A row's own values outside what its group does together; `p` are its weights
+// from the tile's first step on.
+template <class Ops>
+HWY_INLINE void OwnValues(const std::byte* const* groups,
+                          const typename Ops::Operand* p, const OwnSteps& own,
+                          float* acc, int acc_floats) {
+  if (!own.any()) return;
+  const int vecs = acc_floats / static_cast<int>(kN);
+  for (int first = 0; first < vecs; first += kMaxVecs) {
+    OfWidth(HWY_MIN(kMaxVecs, vecs - first), [&](auto vectors) HWY_ATTR {
+      RowValues<Ops, decltype(vectors)::value>(
+          p, groups, VecOffset<Ops>(first), ValueStride<Ops>(acc_floats), own,
+          acc + first * static_cast<int>(kN));
+    });
+  }
+}
+
+}  // namespace VARLANE_NS
+}  // namespace varlane
