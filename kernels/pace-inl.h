@@ -14,8 +14,7 @@
 // shorter; if not, memory is.
 //
 // What comes from a cache, as a prefix that many sequences share may, teaches
-// nothing of memory: a tile much quicker than usual is asked for as fast as can
-// be and not judged.
+// little of memory: tiles much quicker than usual are not judged.
 //
 // A prefetch takes 1.3 cycles, needed or not. Asked for again shortly before
 // its use, a line that was dropped does not hold arithmetic up: f32 is 2 to 3%
@@ -34,12 +33,9 @@ class Pace {
   // What stands for Prefetch::delay during the tile that begins, and for
   // Prefetch::again.
   HWY_INLINE int delay() const {
-    if (cached_) return kLeast;
     return delay_ + (Tries(kLonger) ? Step() : 0);
   }
-  HWY_INLINE bool again() const {
-    return !cached_ && again_ != Tries(kOtherwise);
-  }
+  HWY_INLINE bool again() const { return again_ != Tries(kOtherwise); }
 
   // A tile begins.
   HWY_INLINE void Begin(uint64_t ticks) { begin_ = ticks; }
@@ -75,22 +71,32 @@ class Pace {
   static constexpr float kEnough = 0.3f;
   static constexpr float kEnoughAgain = 0.6f;
   static constexpr float kOfCache = 0.85f;
+  static constexpr float kOfMemory = 0.95f;
   static constexpr float kMostOfUsual = 1.25f;
-  static constexpr float kWeight = 1.0f / 8;
+  static constexpr float kWeightOfMore = 1.0f / 8;
+  static constexpr float kWeightOfLess = 1.0f / 32;
   static constexpr float kWeightOfCache = 1.0f / 256;
 
-  // Whether a pair that took so many ticks a byte came from a cache. What does
-  // counts little for what is usual: memory that became quicker is noticed in
-  // the end, and a disturbance is soon forgotten.
+  // Whether what is read comes from a cache, after a pair that took so many
+  // ticks a byte. Two in a row say so, one may be chance. A cache shows only as
+  // the delay becomes shorter, so what is usual follows that slowly, and what
+  // the delay was is kept; more slowly still once it shows, which may after all
+  // be memory that became quicker.
   HWY_INLINE void NotePair(float ticks) {
-    cached_ = ticks < kOfCache * usual_;
     if (usual_ == 0) usual_ = ticks;
-    const float weight = cached_ ? kWeightOfCache : kWeight;
+    const bool quick = ticks < kOfCache * usual_;
+    if (ticks >= kOfMemory * usual_) delay_of_memory_ = delay_;
+    cached_ = quick && quick_;
+    if (cached_) delay_ = delay_of_memory_;
+    quick_ = quick;
+    const float weight = cached_          ? kWeightOfCache
+                         : ticks < usual_ ? kWeightOfLess
+                                          : kWeightOfMore;
     usual_ += weight * (HWY_MIN(ticks, kMostOfUsual * usual_) - usual_);
   }
 
   HWY_INLINE bool Tries(Change change) const {
-    return changed_ && change_ == change;
+    return changed_ && change_ == change && !cached_;
   }
   HWY_INLINE int Step() const { return 1 + delay_ / 16; }
 
@@ -129,7 +135,9 @@ class Pace {
   }
 
   int delay_ = 9;
+  int delay_of_memory_ = 9;  // when a pair last took as long as is usual
   bool again_ = true;
+  bool quick_ = false;  // the last pair was
   bool cached_ = false;
   bool changed_ = false;
   Change change_ = kLonger;

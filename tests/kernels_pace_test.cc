@@ -1,0 +1,102 @@
+// Pace against a model of memory: a tile takes as long as its bytes need to
+// come, or as its steps and their delays, whichever is longer.
+//
+// SPDX-License-Identifier: Apache-2.0
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+
+#include "hwy/base.h"
+
+#define VARLANE_NS pace_test
+#include "kernels/pace-inl.h"
+
+namespace varlane::pace_test {
+namespace {
+
+constexpr float kBytes = 131072;
+constexpr double kSteps = 512;  // of four lines
+
+struct Memory {
+  double ticks_per_step = 40;  // what four lines take to come
+  double asking_again = 1;     // a tile takes so many times as long by it
+  double noise = 0.05;         // deviation of a tile's time
+};
+
+class PaceTest : public ::testing::Test {
+ protected:
+  void Run(const Memory& memory, int tiles) {
+    std::normal_distribution<double> noise(1, memory.noise);
+    for (int i = 0; i < tiles; ++i) {
+      const double step =
+          std::max(memory.ticks_per_step, 12 + 2.0 * pace_.delay());
+      const double again = pace_.again() ? memory.asking_again : 1;
+      delays_ += pace_.delay();
+      asked_again_ += pace_.again() ? 1 : 0;
+      now_ += static_cast<uint64_t>(kSteps * step * again *
+                                    std::max(noise(random_), 0.5));
+      pace_.Next(now_, kBytes);
+    }
+  }
+
+  // Mean over the tiles of another run.
+  double MeanDelay(const Memory& memory, int tiles) {
+    delays_ = 0;
+    Run(memory, tiles);
+    return delays_ / tiles;
+  }
+  double ShareAskedAgain(const Memory& memory, int tiles) {
+    asked_again_ = 0;
+    Run(memory, tiles);
+    return asked_again_ / tiles;
+  }
+
+  Pace pace_;
+  std::mt19937_64 random_{1};
+  uint64_t now_ = 1;
+  double delays_ = 0;
+  double asked_again_ = 0;
+};
+
+TEST_F(PaceTest, TheDelayIsWhatMemoryTakes) {
+  for (const double ticks : {60.0, 32.0, 90.0}) {  // best: 24, 10 and 39
+    const double best = (ticks - 12) / 2;
+    Run({.ticks_per_step = ticks}, 6000);
+    EXPECT_NEAR(MeanDelay({.ticks_per_step = ticks}, 2000), best, 0.25 * best)
+        << ticks;
+  }
+}
+
+TEST_F(PaceTest, WhatACacheGivesTeachesLittle) {
+  const Memory memory = {.ticks_per_step = 50};
+  Run(memory, 6000);
+  const int before = pace_.delay();
+  Run({.ticks_per_step = 14}, 256);
+  EXPECT_NEAR(pace_.delay(), before, 0.4 * before);
+}
+
+TEST_F(PaceTest, MemoryThatBecameQuickerIsNoCacheForLong) {
+  Run({.ticks_per_step = 60}, 6000);
+  const Memory quick = {.ticks_per_step = 40};
+  Run(quick, 6000);
+  EXPECT_NEAR(MeanDelay(quick, 2000), 14, 4);
+}
+
+TEST_F(PaceTest, AsksAgainWhereThatIsQuicker) {
+  for (const double factor : {0.95, 1.05, 0.95}) {
+    const Memory memory = {.asking_again = factor};
+    Run(memory, 6000);
+    const double share = ShareAskedAgain(memory, 4000);
+    if (factor < 1) {
+      EXPECT_GT(share, 0.8);
+    } else {
+      EXPECT_LT(share, 0.2);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace varlane::pace_test
