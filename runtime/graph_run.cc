@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/strings.h"
 #include "runtime/launch.h"
+#include "runtime/spin.h"
 
 namespace varlane {
 
@@ -154,11 +155,9 @@ void GraphRun::Drain(Node* node, const Drainer& worker) noexcept {
 
 // What it guards takes nanoseconds, less than sleeping does.
 void GraphRun::Relock(Lock* lock) const noexcept {
-  for (int i = 0; i < engine_->spin_limit(); ++i) {
-    if (lock->try_lock()) return;
-    RelaxCpu();
-  }
-  lock->lock();
+  const bool is_locked = SpinUntil(engine_->helper_patience(),
+                                   [lock] { return lock->try_lock(); });
+  if (!is_locked) lock->lock();
 }
 
 // What the caller of this has picked is its own; the rest is for others. Those
@@ -277,7 +276,8 @@ bool GraphRun::WaitForWork(bool is_caller, Lock* lock) noexcept {
   const auto is_news = [&] {
     return version_.load(std::memory_order_acquire) != seen;
   };
-  for (int i = 0; i < engine_->spin_limit() && !is_news(); ++i) RelaxCpu();
+  SpinUntil(is_caller ? engine_->caller_patience() : engine_->helper_patience(),
+            is_news);
   if (is_caller) version_.wait(seen, std::memory_order_acquire);
   Relock(lock);
   --num_idle_;

@@ -25,10 +25,6 @@ namespace {
 // So far from the end of int64 that overshooting claims cannot wrap.
 constexpr int64_t kMaxThreadgroups = int64_t{1} << 61;
 
-// About 20 us on current x86: the usual skew of drains that end together. A
-// sleeping caller pays a wake-up of that order.
-constexpr int kSpinLimit = 1000;
-
 // The bodies the calling thread is inside of, innermost first.
 struct BodyContext {
   const LaunchEngine* engine;
@@ -109,9 +105,8 @@ LaunchEngine::LaunchEngine(const Placement& placement, Arenas& arenas, bool pin,
   for (const int pu : placement.pu_of_worker) own_mask_.Add(pu);
   const std::set<int> pus(placement.pu_of_worker.begin(),
                           placement.pu_of_worker.end());
-  // Workers that share a PU need it more than a spinning caller does.
-  spin_limit_ =
-      static_cast<int>(pus.size()) < placement.num_workers() ? 0 : kSpinLimit;
+  // Workers that share a PU need it more than one that waits does.
+  spins_ = std::cmp_greater_equal(pus.size(), placement.num_workers());
 }
 
 // Helper tasks that have not begun yet hold the board: let them come and go, so
@@ -256,7 +251,7 @@ void LaunchEngine::RunWithHelpers(LaunchState* state, int worker,
                                            : nullptr);
     TakePart(state, worker, true);
     board_->Close(state);
-    state->WaitForHelpers(spin_limit_);
+    state->WaitForHelpers(caller_patience());
     // Helpers that went for something more urgent may have left some of their
     // node's to thieves that had kept away because of them.
     while (state->graph == nullptr && state->grid.HasUnclaimed() &&

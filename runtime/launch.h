@@ -16,6 +16,7 @@
 #define VARLANE_RUNTIME_LAUNCH_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -28,6 +29,7 @@
 #include "runtime/launch_state.h"
 #include "runtime/placement.h"
 #include "runtime/scratch.h"
+#include "runtime/spin.h"
 #include "varlane/runtime.h"
 
 namespace varlane {
@@ -75,7 +77,13 @@ class LaunchEngine {
   void SetTracer(Tracer* tracer) noexcept {
     tracer_.store(tracer, std::memory_order_release);
   }
-  int spin_limit() const noexcept { return spin_limit_; }
+  // Not at all where workers share PUs.
+  std::chrono::nanoseconds helper_patience() const noexcept {
+    return spins_ ? kHelperPatience : std::chrono::nanoseconds(0);
+  }
+  std::chrono::nanoseconds caller_patience() const noexcept {
+    return spins_ ? kCallerPatience : std::chrono::nanoseconds(0);
+  }
   int num_nodes() const noexcept { return placement_.num_nodes(); }
 
  private:
@@ -99,7 +107,7 @@ class LaunchEngine {
   CpuMask own_mask_;     // all PUs of the placement
   bool pin_;
   bool confine_;
-  int spin_limit_;
+  bool spins_;
   std::atomic<Tracer*> tracer_ = nullptr;  // null: nothing is traced
   // Held by the one caller at a time that is moved to worker 0's PU; others run
   // where the system puts them rather than share one core.

@@ -5,15 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-namespace varlane {
+#include "runtime/spin.h"
 
-void RelaxCpu() noexcept {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
+namespace varlane {
 
 IndexRange SharedRange::Claim(int64_t grain, int participants) noexcept {
   const int64_t seen = next_.load(std::memory_order_relaxed);
@@ -68,12 +62,12 @@ void LaunchState::Leave() noexcept {
   }
 }
 
-void LaunchState::WaitForHelpers(int spin_limit) noexcept {
-  int seen = num_helpers_.load(std::memory_order_acquire);
-  for (int i = 0; i < spin_limit && seen != 0; ++i) {
-    RelaxCpu();
+void LaunchState::WaitForHelpers(std::chrono::nanoseconds patience) noexcept {
+  int seen = 0;
+  SpinUntil(patience, [&] {
     seen = num_helpers_.load(std::memory_order_acquire);
-  }
+    return seen == 0;
+  });
   while (seen != 0) {
     num_helpers_.wait(seen, std::memory_order_acquire);
     seen = num_helpers_.load(std::memory_order_acquire);

@@ -21,9 +21,6 @@ namespace varlane {
 class GraphRun;
 class LaunchEngine;
 
-// For loops that wait for another thread.
-void RelaxCpu() noexcept;
-
 // Half-open; empty when begin == end.
 struct IndexRange {
   int64_t begin = 0;
@@ -112,7 +109,7 @@ class LaunchState {
   // A helper's exit; its entry is LaunchBoard::Join.
   void Leave() noexcept;
   // Requires: no helper can enter any more. Returns when all have left.
-  void WaitForHelpers(int spin_limit) noexcept;
+  void WaitForHelpers(std::chrono::nanoseconds patience) noexcept;
 
   // True once a body threw, scratch failed, a stop was asked for or somebody
   // saw the deadline pass.

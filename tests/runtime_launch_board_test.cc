@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <limits>
 #include <vector>
 
@@ -28,7 +29,7 @@ TEST(LaunchBoardTest, AdmitsAsManyHelpersAsAsked) {
   state->Leave();
   state->Leave();
   board.Close(state);
-  state->WaitForHelpers(0);
+  state->WaitForHelpers(std::chrono::nanoseconds(0));
   board.Put(state);
 }
 
@@ -124,7 +125,7 @@ TEST(LaunchBoardTest, TheHighestPriorityIsServedFirstAndThenTheOldest) {
   for (LaunchState* const state : states) {
     state->Leave();
     board.Close(state);
-    state->WaitForHelpers(0);
+    state->WaitForHelpers(std::chrono::nanoseconds(0));
     board.Put(state);
   }
 }
