@@ -166,15 +166,28 @@ void AttendRows(const AttendArgs& args) {
                                          TileRows<Ops>(rows, args.group)));
 }
 
-// Folds partial records in index order and writes the rows.
+HWY_INLINE void FetchRecord(const float* record, int acc_floats) {
+  constexpr int kLineFloats = 64 / sizeof(float);
+  for (int i = 0; i < PartialFloats(acc_floats); i += kLineFloats) {
+    FetchLine(reinterpret_cast<const std::byte*>(record + i));
+  }
+}
+
+// Folds partial records in index order and writes the rows. Most were written
+// by other workers, and their caches are slow to give (32 partitions of 16 rows
+// on Zen 5: 17 us instead of 19 asked for 2 ahead, 15 asked for 4, 14 for 8).
 template <class Ops>
 void MergePartials(const MergeArgs& args) {
+  constexpr int64_t kAhead = 8;
   const ScopedFlushDenormals flush;
   const int acc_floats = PaddedWidth(args.v_head_size);
   for (int row = 0; row < args.num_tokens * args.group; ++row) {
     State state = {kMinusInf, 0, reinterpret_cast<float*>(args.scratch)};
     const float* record = args.partials + row * PartialFloats(acc_floats);
     for (int64_t p = 0; p < args.num_partials; ++p) {
+      if (p + kAhead < args.num_partials) {
+        FetchRecord(record + kAhead * args.partial_stride, acc_floats);
+      }
       MergeState<Ops>(state, record[0], record[1], record + kLanes, acc_floats);
       record += args.partial_stride;
     }
