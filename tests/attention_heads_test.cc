@@ -246,7 +246,8 @@ TEST(HeadsPlanTest, EveryWorkerKeepsEnoughThreadgroups) {
   std::vector<Seq> ragged;
   for (int i = 0; i < 64; ++i) ragged.push_back({1, 1000 + 13 * i});
   EXPECT_EQ(HeadsOf(ragged, 8, 2), 8);
-  EXPECT_EQ(HeadsOf(ragged, 8, 32), 1);
+  EXPECT_EQ(
+      HeadsOf(ragged, 8, 32, {OwnerPattern::kSearch, PartitionMode::kWalk}), 1);
   ragged.resize(20);
   EXPECT_EQ(HeadsOf(ragged, 8, 2), 8);
   EXPECT_EQ(HeadsOf(ragged, 8, 4), 4);
@@ -264,6 +265,33 @@ TEST(HeadsPlanTest, SpreadPartitionsGoTogetherToo) {
   EXPECT_TRUE(plan->spread);
   EXPECT_EQ(plan->heads_together, 4);
   EXPECT_EQ(plan->num_partitions, 32);
+}
+
+// Where walking would have to tear the heads of a block apart.
+TEST(HeadsPlanTest, PartitionsAreSpreadForTheSakeOfHeads) {
+  const auto spreads = [](const std::vector<Seq>& seqs, int kv_heads,
+                          const PlanOptions& options = {}) {
+    return Planned(seqs, kv_heads, 2, options)->spread;
+  };
+  // Two threadgroups of four heads would deal out evenly.
+  EXPECT_TRUE(spreads({{1, 32768}}, 8));
+  EXPECT_EQ(HeadsOf({{1, 32768}}, 8, 2), 8);
+  EXPECT_TRUE(spreads(std::vector<Seq>(9, {1, 8192}), 4));
+  EXPECT_TRUE(spreads(std::vector<Seq>(9, {5, 8192}), 4)) << "drafts";
+  EXPECT_TRUE(
+      spreads({{1, 9000}, {1, 9000}, {1, 7000}, {1, 4000}, {1, 8000}}, 4));
+  // All heads at once deal out evenly, or each threadgroup is small.
+  EXPECT_FALSE(spreads(std::vector<Seq>(8, {1, 8192}), 4));
+  EXPECT_FALSE(spreads(std::vector<Seq>(65, {1, 2048}), 4));
+  // Two partitions a sequence are no finer than two heads.
+  EXPECT_FALSE(spreads(std::vector<Seq>(5, {1, 2048}), 4));
+  // Somebody wants it so, or the rows of a chunk would be many states.
+  EXPECT_FALSE(spreads(std::vector<Seq>(9, {1, 8192}), 4, Together(4)));
+  EXPECT_FALSE(spreads(std::vector<Seq>(9, {1, 8192}), 4,
+                       {OwnerPattern::kSearch, PartitionMode::kWalk}));
+  std::vector<Seq> mixed(9, {1, 8192});
+  mixed.push_back({512, 1024});
+  EXPECT_FALSE(spreads(mixed, 4));
 }
 
 TEST(HeadsPlanTest, ManyRowsTakeOne) {

@@ -328,8 +328,8 @@ MUTATIONS = [
      "for (int head = 0; head < heads; head += step)",
      "for (int head = 0; head < step; head += step)"),
     ("KV heads of two shards together", PLAN,
-     "plan->layout.num_kv_heads / plan->view_shards",
-     "plan->layout.num_kv_heads"),
+     "plan.layout.num_kv_heads / plan.view_shards",
+     "plan.layout.num_kv_heads"),
     # --- merging finished rows ---
     ("merged state weighed inversely", MERGE,
      "(lse - largest) * kLog2E", "(largest - lse) * kLog2E"),

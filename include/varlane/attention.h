@@ -79,7 +79,8 @@ enum class OwnerPattern : uint8_t {
              // most threadgroups are surplus
 };
 enum class PartitionMode : uint8_t {
-  kAuto,    // spread when the launch would underfill the workers
+  kAuto,    // spread when the launch would underfill the workers, or part KV
+            // heads that few rows read faster together
   kSpread,  // context partitions are threadgroups; the last arriver merges
   kWalk,    // one threadgroup walks its partitions in order
 };
