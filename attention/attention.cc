@@ -83,7 +83,7 @@ AttentionPlan::AttentionPlan(AttentionPlan&&) noexcept = default;
 AttentionPlan& AttentionPlan::operator=(AttentionPlan&&) noexcept = default;
 
 bool AttentionPlan::spreads_partitions() const noexcept {
-  return impl_ && impl_->ready && impl_->spread;
+  return impl_ && impl_->ready && impl_->spread_blocks > 0;
 }
 int AttentionPlan::kv_heads_per_threadgroup() const noexcept {
   return impl_ && impl_->ready ? impl_->heads_together : 0;
@@ -99,6 +99,18 @@ int64_t AttentionPlan::workspace_bytes() const noexcept {
   return static_cast<int64_t>(impl_->partials.capacity() * sizeof(float)) +
          impl_->arrived_size * static_cast<int64_t>(sizeof(int32_t));
 }
+
+namespace {
+
+std::string Partitions(const AttentionPlan::Impl& plan) {
+  if (plan.spread_blocks == 0) return PartitionModeName(PartitionMode::kWalk);
+  const char* const spread = PartitionModeName(PartitionMode::kSpread);
+  if (plan.spread_blocks == plan.num_query_blocks) return spread;
+  return StrCat(PartitionModeName(PartitionMode::kWalk), ", ", spread,
+                " in query blocks 0 to ", plan.spread_blocks - 1);
+}
+
+}  // namespace
 
 std::string AttentionPlan::ToString() const {
   if (!impl_ || !impl_->ready) return "empty plan";
@@ -136,7 +148,7 @@ std::string AttentionPlan::ToString() const {
                 plan.layout.num_kv_heads, " KV (group ", plan.group,
                 ")\ngrid: ", grid, " = ", plan.grid_size,
                 " threadgroups\nowner: ", OwnerPatternName(plan.owner),
-                "\npartitions: ", plan.spread ? "spread" : "walk", "\n", homes,
+                "\npartitions: ", Partitions(plan), "\n", homes,
                 "workspace: ", FormatBytes(workspace_bytes()), "\n");
 }
 

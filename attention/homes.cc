@@ -81,7 +81,6 @@ void CutByHome(int num_nodes, Impl* plan) {
         threadgroups;
   };
   const int64_t heads = plan->heads_axis;
-  const int64_t a_block = heads * plan->num_partitions;
   if (plan->owner == OwnerPattern::kPlanned) {
     for (const Impl::Descriptor& work : plan->descriptors) {
       add(work.seq, heads);
@@ -89,9 +88,10 @@ void CutByHome(int num_nodes, Impl* plan) {
   }
   for (int64_t seq = 0; seq < plan->num_seqs; ++seq) {
     if (plan->owner == OwnerPattern::kPadded) {
-      add(seq, plan->padded_query_blocks * a_block);
+      add(seq, plan->padded_query_blocks * heads * plan->num_partitions);
     } else if (CountsBackwards(plan->owner)) {
-      add(seq, (plan->FirstBlock(seq + 1) - plan->FirstBlock(seq)) * a_block);
+      add(seq, heads * (plan->SlotsOfBlocks(plan->FirstBlock(seq + 1)) -
+                        plan->SlotsOfBlocks(plan->FirstBlock(seq))));
     }
   }
   std::partial_sum(begin.begin(), begin.end(), begin.begin());

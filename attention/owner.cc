@@ -36,7 +36,8 @@ void MakeDescriptors(Impl* plan) {
   for (int64_t seq = 0; seq < plan->num_seqs; ++seq) {
     for (int64_t b = 0; b < plan->NumBlocks(seq); ++b) {
       const Impl::Item item = plan->Locate(seq, plan->FirstBlock(seq) + b);
-      const int64_t step = plan->spread ? 1 : item.num_partitions();
+      const int64_t step =
+          plan->spreads(plan->FirstBlock(seq) + b) ? 1 : item.num_partitions();
       for (int64_t p = item.partition_begin; p < item.partition_end;
            p += step) {
         plan->descriptors.push_back(
@@ -113,18 +114,23 @@ std::optional<Assignment> Place(const Impl& plan, int64_t seq, int64_t block,
   if (item.num_tokens <= 0 || partition >= item.num_partitions()) return {};
   const int64_t begin = item.partition_begin + partition;
   return Assignment{FirstHead(plan, heads), block, item, begin,
-                    plan.spread ? begin + 1 : item.partition_end};
+                    plan.spreads(block) ? begin + 1 : item.partition_end};
 }
 
-// Grid: query blocks x heads x partitions. Heads inside blocks: neighbours
-// share the pages of q, out and K/V (decode of 64 x 2048 ran 1.2x faster for
-// it).
+// Grid: query blocks x heads, those that walk, then query blocks x heads x
+// partitions. Heads inside blocks: neighbours share the pages of q, out and K/V
+// (decode of 64 x 2048 ran 1.2x faster for it).
 std::optional<Assignment> AssignByBlock(const Impl& plan, int64_t index,
                                         WorkerCounters& count) {
-  const auto [rest, partition] = Divide(index, plan.num_partitions);
+  const int64_t walking =
+      (plan.num_query_blocks - plan.spread_blocks) * plan.heads_axis;
+  const bool walks = index < walking;
+  const auto [rest, partition] =
+      walks ? Division{index, 0} : Divide(index - walking, plan.num_partitions);
   const auto [from_last, heads] = Divide(rest, plan.heads_axis);
   // Later blocks see more keys: the heaviest go first.
-  const int64_t block = plan.num_query_blocks - 1 - from_last;
+  const int64_t block =
+      (walks ? plan.num_query_blocks : plan.spread_blocks) - 1 - from_last;
   int64_t seq = 0;
   if (plan.owner == OwnerPattern::kMap) {
     ++count.owner_lookups;
@@ -196,7 +202,7 @@ Status PrepareOwners(Impl* plan) {
                        plan->num_partitions},
                       plan);
   }
-  return SizeGrid({heads, plan->num_query_blocks, plan->num_partitions}, plan);
+  return SizeGrid({heads, plan->SlotsOfBlocks(plan->num_query_blocks)}, plan);
 }
 
 std::optional<Assignment> Assign(const Impl& plan, int64_t index,

@@ -34,6 +34,10 @@ constexpr int64_t kSpreadShare = 4;
 // fetches for the next, and a threadgroup starts and ends once. (Decode: a Xeon
 // with AMX 7 to 17% faster, Zen 4 1 to 7%; more over contexts of 128.)
 constexpr int kHeadsTogether = 8;
+// Where a threadgroup holds more than this share of what a worker has to do,
+// the last of them are spread.
+constexpr int64_t kTailShare = 8;
+constexpr int64_t kTailPartitions = 4;  // fewer are hardly finer
 // A threadgroup takes several KV heads while it holds no more than this share
 // of what a worker has to do.
 constexpr int64_t kTogetherShare = 8;
@@ -276,15 +280,43 @@ bool ChooseSpread(const PlanOptions& options, const Impl& plan,
          ChooseHeadsTogether(plan, work, false, num_workers, heads);
 }
 
-void CutHeads(const PlanOptions& options, const Work& work, int num_workers,
-              Impl* plan) {
+void CutHeads(const PlanOptions& options, const Work& work, bool spread,
+              int num_workers, Impl* plan) {
   const int heads = HeadsOfShard(*plan);
   const int asked = options.kv_heads_per_threadgroup;
   plan->heads_together =
-      asked > 0
-          ? LargestDivisor(heads, asked)
-          : ChooseHeadsTogether(*plan, work, plan->spread, num_workers, heads);
+      asked > 0 ? LargestDivisor(heads, asked)
+                : ChooseHeadsTogether(*plan, work, spread, num_workers, heads);
   plan->heads_axis = plan->grid_heads / plan->heads_together;
+}
+
+// Query blocks that are spread at the end of a launch that walks, so that its
+// workers end together: as much as a threadgroup each. They seldom do where
+// each has but a few threadgroups, for memory serves none evenly (8x1@8192, Zen
+// 5: one waits for 5 to 10% of the time).
+int64_t ChooseTail(const PlanOptions& options, const Impl& plan,
+                   const Work& work, int num_workers) {
+  if (options.partitions != PartitionMode::kAuto || num_workers == 1 ||
+      work.most_partitions < kTailPartitions || work.few_keys < work.keys ||
+      // The last ones to run are others there.
+      options.owner == OwnerPattern::kPadded || !plan.batch_index.empty()) {
+    return 0;
+  }
+  const int64_t share = num_workers * work.largest * plan.heads_together;
+  if (share * kTailShare <= work.total || 2 * share > work.total) return 0;
+  int64_t tail = 0;
+  int64_t end = 0;
+  for (int64_t seq = 0; seq < plan.num_seqs && tail < share; ++seq) {
+    const int64_t blocks = plan.NumBlocks(seq);
+    for (int64_t b = 0; b < blocks && tail < share; ++b) {
+      const Impl::Item item = plan.Locate(seq, plan.FirstBlock(seq) + b);
+      const int64_t keys =
+          item.mask.high(item.num_tokens - 1) - item.mask.low(0);
+      tail += Impl::Cost(keys, item.num_tokens) * plan.layout.num_kv_heads;
+      end = plan.FirstBlock(seq) + b + 1;
+    }
+  }
+  return end;
 }
 
 void SizeSpread(Impl* plan) {
@@ -299,8 +331,8 @@ void SizeSpread(Impl* plan) {
       partitions = std::max(partitions, item.num_partitions());
     }
     // A single partition is written straight to the output.
-    const int64_t records =
-        partitions > 1 ? partitions * q_len * plan->group : 0;
+    const bool spreads = partitions > 1 && plan->spreads(plan->FirstBlock(i));
+    const int64_t records = spreads ? partitions * q_len * plan->group : 0;
     plan->partial_base[at + 1] = plan->partial_base[at] + records;
   }
   const int64_t floats = plan->layout.num_kv_heads * plan->partial_base.back() *
@@ -373,13 +405,15 @@ Status FillPlan(const Batch& batch, const AttentionShape& shape,
              std::bit_floor(static_cast<unsigned>(kBlockRows / plan->group))));
   plan->num_query_blocks = plan->total_q / plan->block_q + plan->num_seqs;
   const Work work = CountWork(plan);
-  plan->spread = ChooseSpread(options, *plan, work, num_workers);
-  plan->num_partitions = plan->spread ? work.most_partitions : 1;
-  CutHeads(options, work, num_workers, plan);
+  const bool spread = ChooseSpread(options, *plan, work, num_workers);
+  CutHeads(options, work, spread, num_workers, plan);
+  plan->spread_blocks = spread ? plan->num_query_blocks
+                               : ChooseTail(options, *plan, work, num_workers);
+  plan->num_partitions = plan->spread_blocks > 0 ? work.most_partitions : 1;
   VARLANE_RETURN_IF_ERROR(PrepareOwners(plan));
   CutByHome(num_nodes, plan);
   CutByShard(plan);
-  if (plan->spread) SizeSpread(plan);
+  if (plan->spread_blocks > 0) SizeSpread(plan);
   plan->counters.resize(static_cast<size_t>(num_workers));
   plan->worker_seconds.resize(static_cast<size_t>(num_workers));
   return {};

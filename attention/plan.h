@@ -7,6 +7,7 @@
 #ifndef VARLANE_ATTENTION_PLAN_H_
 #define VARLANE_ATTENTION_PLAN_H_
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstdint>
@@ -45,7 +46,9 @@ struct AttentionPlan::Impl {
   bool negate_q = false;
   float softcap = 0;
   OwnerPattern owner = OwnerPattern::kSearch;
-  bool spread = false;
+  // Query blocks [0, spread_blocks), the last ones to run, are spread: each of
+  // their partitions is a threadgroup's. The others walk theirs.
+  int64_t spread_blocks = 0;
 
   // The batch. Copied: a plan outlives the step's buffers. Its sequences stand
   // in the plan's order, which is the batch's own unless there are homes
@@ -101,7 +104,7 @@ struct AttentionPlan::Impl {
   // (owner.h).
   int block_q = 1;                 // query tokens of a block, a power of two
   int64_t num_query_blocks = 0;    // total_q / BQ + N: over-provisioned
-  int64_t num_partitions = 1;      // of a grid with that axis; 1 when walking
+  int64_t num_partitions = 1;      // of those that are spread, at most
   int64_t grid_size = 0;           // threadgroups
   std::vector<int32_t> owner_map;  // [num_query_blocks], -1 = surplus; kMap
   // One threadgroup's work for its KV heads, heaviest first; kPlanned.
@@ -145,6 +148,12 @@ struct AttentionPlan::Impl {
   };
   // Query block `block`, numbered over all sequences, of sequence `seq`.
   Item Locate(int64_t seq, int64_t block) const;
+
+  bool spreads(int64_t block) const { return block < spread_blocks; }
+  // Threadgroups of query blocks [0, end) a step of the heads' axis.
+  int64_t SlotsOfBlocks(int64_t end) const {
+    return end + std::min(end, spread_blocks) * (num_partitions - 1);
+  }
 
   int64_t QueryLength(int64_t seq) const {
     const auto at = static_cast<size_t>(seq);

@@ -66,7 +66,7 @@ Status ValidateRun(const Impl& plan, const KvView& kv, int layer,
 // Counters of a launch that failed half-way would make the next one merge too
 // early.
 void PrepareArrivals(Impl* plan) {
-  if (!plan->spread || !plan->arrived_dirty) return;
+  if (plan->spread_blocks == 0 || !plan->arrived_dirty) return;
   for (int64_t i = 0; i < plan->arrived_size; ++i) {
     plan->arrived[static_cast<size_t>(i)].store(0, std::memory_order_relaxed);
   }

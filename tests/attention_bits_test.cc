@@ -137,6 +137,31 @@ TEST_P(BitsTest, SpreadAndWalkedPartitionsAreEqual) {
   EXPECT_GT(spread.report.merges, 0);
 }
 
+// A launch of a few long threadgroups walks, but spreads its last ones.
+TEST_P(BitsTest, ASpreadTailChangesNothing) {
+  CaseSpec spec = Mixed(GetParam());
+  spec.seqs.assign(8, {1, 3100});
+  spec.seqs[1] = {3, 3080};
+  spec.seqs[2] = {1, 1900};
+  const AttentionCase c(spec);
+  const Engine engine = MakeEngine(2);
+  const Output walk =
+      c.Run(*engine.attention, {OwnerPattern::kSearch, PartitionMode::kWalk});
+  const Output all =
+      c.Run(*engine.attention, {OwnerPattern::kSearch, PartitionMode::kSpread});
+  for (const OwnerPattern owner : kOwnerPatterns) {
+    const Output now = c.Run(*engine.attention, {.owner = owner});
+    ExpectSameBits(walk, now, OwnerPatternName(owner));
+    const int64_t spread = now.report.spread_partitions;
+    EXPECT_LT(spread, all.report.spread_partitions);
+    if (owner == OwnerPattern::kPadded) {
+      EXPECT_EQ(spread, 0) << "others end that one";
+    } else {
+      EXPECT_GT(spread, 0) << OwnerPatternName(owner) << ": not taken";
+    }
+  }
+}
+
 TEST_P(BitsTest, ASpreadPlanRunsAgainAndAgain) {
   const AttentionCase c(Mixed(GetParam()));
   const Engine engine = MakeEngine(2);

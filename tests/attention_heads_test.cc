@@ -262,7 +262,7 @@ TEST(HeadsPlanTest, EveryWorkerKeepsEnoughThreadgroups) {
 // Spread, a threadgroup is one partition of its heads.
 TEST(HeadsPlanTest, SpreadPartitionsGoTogetherToo) {
   const auto plan = Planned({{1, 32768}}, 4, 2);
-  EXPECT_TRUE(plan->spread);
+  EXPECT_TRUE(plan->spread_blocks > 0);
   EXPECT_EQ(plan->heads_together, 4);
   EXPECT_EQ(plan->num_partitions, 32);
 }
@@ -271,7 +271,8 @@ TEST(HeadsPlanTest, SpreadPartitionsGoTogetherToo) {
 TEST(HeadsPlanTest, PartitionsAreSpreadForTheSakeOfHeads) {
   const auto spreads = [](const std::vector<Seq>& seqs, int kv_heads,
                           const PlanOptions& options = {}) {
-    return Planned(seqs, kv_heads, 2, options)->spread;
+    const auto plan = Planned(seqs, kv_heads, 2, options);
+    return plan->spread_blocks == plan->num_query_blocks;
   };
   // Two threadgroups of four heads would deal out evenly.
   EXPECT_TRUE(spreads({{1, 32768}}, 8));

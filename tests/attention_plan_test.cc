@@ -179,10 +179,10 @@ TEST(PlanTest, OneLongSequenceSpreadsAndManyWalk) {
   in.seq_lens = {32768, 1, 1};
   AttentionPlan::Impl plan;
   VARLANE_ASSERT_OK(in.Plan(&plan));
-  EXPECT_TRUE(plan.spread);
+  EXPECT_TRUE(plan.spread_blocks > 0);
   EXPECT_EQ(plan.num_partitions, 32768 / kPartition);
   VARLANE_ASSERT_OK(in.Plan(&plan, {}, /*workers=*/1));
-  EXPECT_FALSE(plan.spread) << "one worker has nobody to share with";
+  EXPECT_FALSE(plan.spread_blocks > 0) << "one worker has nobody to share with";
 
   in.cu_seqlens_q = {0};
   in.seq_lens.clear();
@@ -193,8 +193,49 @@ TEST(PlanTest, OneLongSequenceSpreadsAndManyWalk) {
   in.stride = 128;
   in.block_tables.assign(64 * 128, 1);
   VARLANE_ASSERT_OK(in.Plan(&plan));
-  EXPECT_FALSE(plan.spread);
+  EXPECT_FALSE(plan.spread_blocks > 0);
   EXPECT_EQ(plan.num_partitions, 1);
+}
+
+// Eight equal sequences deal out evenly, but for how fast two workers are.
+TEST(PlanTest, TheLastOfFewAreSpread) {
+  Inputs in;
+  in.stride = 512;
+  in.block_tables.assign(8 * 512, 1);
+  in.cu_seqlens_q = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+  in.seq_lens.assign(8, 8192);
+  const int64_t partitions = 8192 / kPartition;
+  AttentionPlan::Impl plan;
+  for (const OwnerPattern owner :
+       {OwnerPattern::kSearch, OwnerPattern::kMap, OwnerPattern::kPlanned}) {
+    VARLANE_ASSERT_OK(in.Plan(&plan, {.owner = owner}));
+    EXPECT_EQ(plan.heads_together, 2);
+    EXPECT_EQ(plan.spread_blocks, 2) << "one for each worker";
+    EXPECT_EQ(plan.grid_size, 6 + 2 * partitions);
+    // Each partition of each sequence once; those of one at a time come last.
+    WorkerCounters count;
+    std::vector<int> seen(size_t(8 * partitions));
+    for (int64_t i = 0; i < plan.grid_size; ++i) {
+      const std::optional<Assignment> work = Assign(plan, i, count);
+      ASSERT_TRUE(work.has_value()) << i;
+      EXPECT_EQ(work->is_whole(), i < 6) << i;
+      for (int64_t p = work->partition_begin; p < work->partition_end; ++p) {
+        ++seen[size_t(work->item.seq * partitions + p)];
+      }
+    }
+    EXPECT_EQ(seen, std::vector<int>(seen.size(), 1));
+    EXPECT_EQ(count.surplus, 0);
+  }
+  const auto tail = [&](const PlanOptions& options, int workers = 2) {
+    VARLANE_EXPECT_OK(in.Plan(&plan, options, workers));
+    return plan.spread_blocks;
+  };
+  EXPECT_EQ(tail({.partitions = PartitionMode::kWalk}), 0) << "asked for";
+  EXPECT_EQ(tail({}, /*workers=*/1), 0) << "nobody to wait for";
+  EXPECT_EQ(tail({.owner = OwnerPattern::kPadded}), 0)
+      << "its last ones are others";
+  in.seq_lens.assign(8, 3000);
+  EXPECT_EQ(tail({}), 0) << "three partitions are hardly finer";
 }
 
 // Three sequences: 1 query at 2100, 300 at 300 (3 query blocks of 128: two KV
@@ -308,6 +349,8 @@ TEST(PlanTest, AGridBeyondCountingIsRefused) {
   EXPECT_EQ(PrepareOwners(&plan).message(),
             "the padded grid of this batch exceeds 2^63 threadgroups");
   plan.owner = OwnerPattern::kSearch;
+  VARLANE_EXPECT_OK(PrepareOwners(&plan));
+  plan.spread_blocks = 4;
   EXPECT_EQ(PrepareOwners(&plan).code(), StatusCode::kInvalidArgument);
 }
 

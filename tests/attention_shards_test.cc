@@ -97,7 +97,7 @@ TEST(ShardsTest, EveryPatternsGridIsCutByTheShardsOfItsHeads) {
         EXPECT_EQ(plan.grid_size, of_plain.grid_size);
         EXPECT_EQ(plan.node_begin.front(), 0);
         EXPECT_EQ(plan.node_begin.back(), plan.grid_size);
-        EXPECT_EQ(plan.spread, partitions == PartitionMode::kSpread);
+        EXPECT_EQ(plan.spread_blocks > 0, partitions == PartitionMode::kSpread);
         const std::vector<Task> tasks = TasksOf(plan);
         const std::vector<Task> wanted = TasksOf(of_plain);
         EXPECT_EQ(std::multiset<Task>(tasks.begin(), tasks.end()),

@@ -327,6 +327,13 @@ MUTATIONS = [
     ("many rows of one KV head computed only", RUN,
      "for (int head = 0; head < heads; head += step)",
      "for (int head = 0; head < step; head += step)"),
+    # --- the spread end of a launch that walks ---
+    ("a spread tail begins with what walked", OWNER,
+     "(walks ? plan.num_query_blocks : plan.spread_blocks) - 1",
+     "plan.num_query_blocks - 1"),
+    ("what walks in front of a tail is one partition", OWNER,
+     "plan.spreads(block) ? begin + 1 : item.partition_end",
+     "plan.spread_blocks > 0 ? begin + 1 : item.partition_end"),
     ("KV heads of two shards together", PLAN,
      "plan.layout.num_kv_heads / plan.view_shards",
      "plan.layout.num_kv_heads"),

@@ -80,7 +80,8 @@ enum class OwnerPattern : uint8_t {
 };
 enum class PartitionMode : uint8_t {
   kAuto,    // spread when the launch would underfill the workers, or part KV
-            // heads that few rows read faster together
+            // heads that few rows read faster together; of a few long
+            // threadgroups the last ones
   kSpread,  // context partitions are threadgroups; the last arriver merges
   kWalk,    // one threadgroup walks its partitions in order
 };
@@ -188,7 +189,7 @@ class VARLANE_EXPORT AttentionPlan {
   AttentionPlan(AttentionPlan&&) noexcept;
   AttentionPlan& operator=(AttentionPlan&&) noexcept;
 
-  bool spreads_partitions() const noexcept;       // what kAuto chose
+  bool spreads_partitions() const noexcept;       // some of them at least
   int kv_heads_per_threadgroup() const noexcept;  // 0 for an empty plan
   int64_t num_threadgroups() const noexcept;
   int64_t total_q() const noexcept;
