@@ -36,6 +36,8 @@
 HWY_BEFORE_NAMESPACE();
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
+#include "kernels/exp2-inl.h"
+// After vec-inl.h:
 #include "kernels/multiply-inl.h"
 // After multiply-inl.h:
 #include "kernels/limits-inl.h"
@@ -57,6 +59,8 @@ HWY_AFTER_NAMESPACE();
 #define VARLANE_NATIVE_BF16 1
 HWY_BEFORE_NAMESPACE();
 #include "kernels/vec-inl.h"
+// After vec-inl.h:
+#include "kernels/exp2-inl.h"
 // After vec-inl.h:
 #include "kernels/multiply-inl.h"
 // After multiply-inl.h:

@@ -12,6 +12,8 @@
 
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
+#include "kernels/exp2-inl.h"
+// After vec-inl.h:
 #include "kernels/run-inl.h"
 // After run-inl.h:
 #include "kernels/prefetch-inl.h"

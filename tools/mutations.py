@@ -19,6 +19,7 @@ TILE = "kernels/tile-inl.h"
 MULTIPLY = "kernels/multiply-inl.h"
 SWEEP = "kernels/sweep-inl.h"
 VEC = "kernels/vec-inl.h"
+EXP2 = "kernels/exp2-inl.h"
 WIDEN = "kernels/widen-inl.h"
 PANEL = "kernels/panel-inl.h"
 MODIFY = "kernels/modify-inl.h"
@@ -135,7 +136,7 @@ MUTATIONS = [
     ("a group's values stand in the tile's first panel steps", PANEL,
      "std::byte* panel = to; from",
      "std::byte* panel = to - g * 16 / Ops::kPack * kPanelStride<Ops>; from"),
-    ("2^x for half of x where no instruction scales", VEC,
+    ("2^x for half of x where no instruction scales", EXP2,
      "1572864.0f + 127.0f;", "1572864.0f + 126.0f;"),
     ("scores of a tile's second half stand in its first", TILE,
      "scores + part * static_cast<int>(kN)", "scores"),
@@ -238,15 +239,15 @@ MUTATIONS = [
     ("the two of a widened pair swapped", VEC,
      "return {LoadF(floats), LoadF(floats + kN)};",
      "return {LoadF(floats + kN), LoadF(floats)};"),
-    ("half the exponential's table", VEC,
+    ("half the exponential's table", EXP2,
      "kEighths[j % 8]", "kEighths[j % 4]"),
     ("a lane missing from the sum", VEC,
      "(four[0] + four[2]) + (four[1] + four[3])",
      "(four[0] + four[2]) + four[1]"),
-    ("NaN hidden by the exponential", VEC,
+    ("NaN hidden by the exponential", EXP2,
      "SplitExp2(V x) {",
      "SplitExp2(V x) {\n  x = hn::Max(x, Broadcast(-127.0f));"),
-    ("the exponential's rest rounded down", VEC,
+    ("the exponential's rest rounded down", EXP2,
      "_MM_FROUND_TO_NEAREST_INT", "_MM_FROUND_TO_NEG_INF"),
     ("LSE in log2 units", ROWS,
      "kLn2 = 0.693147180559945309417", "kLn2 = 1.0"),
