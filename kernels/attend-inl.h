@@ -43,7 +43,9 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       GroupElements(ws.acc_floats) * sizeof(typename Pool::Cache);
   run.key_stride =
       kWidened ? kGroupTokens * kLaneBytes<Ops> : run.pool_key_stride;
-  const int64_t run_keys = RunKeys<Ops>(groups);
+  const int64_t run_keys =
+      RunKeys<Ops>(groups, static_cast<size_t>(ws.steps) * run.pool_key_stride +
+                               run.pool_value_bytes);
   const int64_t begin = low / run_keys * run_keys;
   // What follows this partition's last run: the next partition's first one, or
   // the next work's.
