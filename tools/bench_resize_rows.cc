@@ -268,7 +268,8 @@ Status MeasureFreeSlab(BenchSession* session, BenchRow* row) {
 
 // --- what others notice ------------------------------------------------------
 
-// The longest of many appends of one block, in seconds, while `meanwhile` runs.
+// The longest of many appends of one block, in seconds, while `meanwhile` runs;
+// the first one, before that begins, does not count.
 template <typename Meanwhile>
 Result<double> LongestAppend(KvPool* pool, const Meanwhile& meanwhile) {
   const SeqId seq = pool->CreateSequence();
@@ -280,13 +281,12 @@ Result<double> LongestAppend(KvPool* pool, const Meanwhile& meanwhile) {
     while (!is_over.load() && status.ok()) {
       const Clock::time_point start = Clock::now();
       status = pool->Append(seq, kBlockTokens).status();
-      longest = std::max(longest, SecondsSince(start));
+      const double seconds = SecondsSince(start);
+      if (has_begun.exchange(true)) longest = std::max(longest, seconds);
       if (status.ok()) status = pool->Truncate(seq, 0);
-      has_begun.store(true);
     }
   });
   while (!has_begun.load()) std::this_thread::yield();
-  longest = 0;
   const Status done = meanwhile();
   is_over.store(true);
   appends.join();
