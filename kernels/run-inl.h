@@ -60,22 +60,22 @@ struct RowGroups {
 };
 
 // Keys of a run that `groups` pass, where 16 tokens take `group_bytes` of K and
-// V. A single group on Intel's CPUs takes a
-// quarter, so that all KV heads of a block are fetched one after the other
-// (Emerald Rapids, in turns: 3 rows and more up to 2% faster, 7 to 10 of 16
-// bits 4 to 7%). A few groups take half: the L1 TLB holds 96 pages of 4 KiB,
-// but 8 tiles and what is fetched of the next 8 stand on 128 of them or more (a
-// Xeon with AMX, blocks of 16 tokens: 2 and 3 groups 5% faster in 16 bits and
-// 12% in f32, 4 to 7 of bf16 2 to 4%, of others 2 to 3% slower). Several groups
-// on Zen 5 take a quarter: what they read again is in L2 for sure (verify of 5
-// tokens 9% faster). Many take what is a quarter of L2, or half of it where
-// they are dot products: of more tiles most weights are computed beside the
-// next one's scores, but what is fetched meanwhile is to stay there as well (in
-// turns, against the next longer and shorter ones: prefill 0 to 6% and 0 to 3%
-// faster). On Zen 3 a run is a tile, two of f32 for a single
-// group: pages stand anywhere in 512 KiB of L2, and what is fetched meanwhile
-// is to stay there (in turns, against twice as much: decode in 16 bits 3 to 8%,
-// verify 1 to 6% faster; four times as much: decode 12% slower still).
+// V. A single group on Intel's CPUs takes a quarter, so that all KV heads of a
+// block are fetched one after the other (Emerald Rapids, in turns: 3 rows and
+// more up to 2% faster, 7 to 10 of 16 bits 4 to 7%). A few groups take half:
+// the L1 TLB holds 96 pages of 4 KiB, but 8 tiles and what is fetched of the
+// next 8 stand on 128 of them or more (a Xeon with AMX, blocks of 16 tokens: 2
+// and 3 groups 5% faster in 16 bits and 12% in f32, 4 to 7 of bf16 2 to 4%, of
+// others 2 to 3% slower). Several groups on Zen 5 take a quarter: what they
+// read again is in L2 for sure (verify of 5 tokens 9% faster). Many take what
+// is a quarter of L2, or half of it where they are dot products: of more tiles
+// most weights are computed beside the next one's scores, but what is fetched
+// meanwhile is to stay there as well (in turns, against the next longer and
+// shorter ones: prefill 0 to 6% and 0 to 3% faster). On Zen 3 a run is a tile,
+// two of f32 for a single group: pages stand anywhere in 512 KiB of L2, and
+// what is fetched meanwhile is to stay there (in turns, against twice as much:
+// decode in 16 bits 3 to 8%, verify 1 to 6% faster; four times as much: decode
+// 12% slower still).
 template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups, size_t group_bytes) {
   if constexpr (kZen5) {
