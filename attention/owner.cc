@@ -35,9 +35,9 @@ void MakeDescriptors(Impl* plan) {
   plan->descriptors.clear();
   for (int64_t seq = 0; seq < plan->num_seqs; ++seq) {
     for (int64_t b = 0; b < plan->NumBlocks(seq); ++b) {
-      const Impl::Item item = plan->Locate(seq, plan->FirstBlock(seq) + b);
-      const int64_t step =
-          plan->spreads(plan->FirstBlock(seq) + b) ? 1 : item.num_partitions();
+      const int64_t block = plan->FirstBlock(seq) + b;
+      const Impl::Item item = plan->Locate(seq, block);
+      const int64_t step = plan->spreads(block) ? 1 : item.num_partitions();
       for (int64_t p = item.partition_begin; p < item.partition_end;
            p += step) {
         plan->descriptors.push_back(

@@ -199,10 +199,9 @@ Work CountWork(Impl* plan) {
     int64_t high = 0;
     for (int64_t b = 0; b < blocks; ++b) {
       const Impl::Item item = plan->Locate(i, first + b);
-      const int64_t item_low = item.mask.low(0);
       high = item.mask.high(item.num_tokens - 1);
-      if (b == 0) low = item_low;
-      const int64_t keys = high - item_low;
+      if (b == 0) low = item.mask.low(0);
+      const int64_t keys = item.num_keys();
       const int64_t cost = Impl::Cost(keys, item.num_tokens);
       work.total += cost;
       work.largest = std::max(work.largest, cost);
@@ -310,9 +309,8 @@ int64_t ChooseTail(const PlanOptions& options, const Impl& plan,
     const int64_t blocks = plan.NumBlocks(seq);
     for (int64_t b = 0; b < blocks && tail < share; ++b) {
       const Impl::Item item = plan.Locate(seq, plan.FirstBlock(seq) + b);
-      const int64_t keys =
-          item.mask.high(item.num_tokens - 1) - item.mask.low(0);
-      tail += Impl::Cost(keys, item.num_tokens) * plan.layout.num_kv_heads;
+      tail += Impl::Cost(item.num_keys(), item.num_tokens) *
+              plan.layout.num_kv_heads;
       end = plan.FirstBlock(seq) + b + 1;
     }
   }
@@ -324,15 +322,16 @@ void SizeSpread(Impl* plan) {
   for (int64_t i = 0; i < plan->num_seqs; ++i) {
     const auto at = static_cast<size_t>(i);
     const int64_t q_len = plan->QueryLength(i);
-    const int64_t blocks = plan->NumBlocks(i);
+    const int64_t blocks =
+        plan->spreads(plan->FirstBlock(i)) ? plan->NumBlocks(i) : 0;
     int64_t partitions = 1;
     for (int64_t b = 0; b < blocks; ++b) {
       const Impl::Item item = plan->Locate(i, plan->FirstBlock(i) + b);
       partitions = std::max(partitions, item.num_partitions());
     }
     // A single partition is written straight to the output.
-    const bool spreads = partitions > 1 && plan->spreads(plan->FirstBlock(i));
-    const int64_t records = spreads ? partitions * q_len * plan->group : 0;
+    const int64_t records =
+        partitions > 1 ? partitions * q_len * plan->group : 0;
     plan->partial_base[at + 1] = plan->partial_base[at] + records;
   }
   const int64_t floats = plan->layout.num_kv_heads * plan->partial_base.back() *

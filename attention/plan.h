@@ -145,6 +145,9 @@ struct AttentionPlan::Impl {
     int64_t partition_end = 1;  // never empty: a row that sees nothing is
                                 // still written
     int64_t num_partitions() const { return partition_end - partition_begin; }
+    int64_t num_keys() const {  // that any of its rows sees
+      return mask.high(num_tokens - 1) - mask.low(0);
+    }
   };
   // Query block `block`, numbered over all sequences, of sequence `seq`.
   Item Locate(int64_t seq, int64_t block) const;
