@@ -166,7 +166,8 @@ void PlanRun::JudgeCaches() {
   const int64_t rows = plan_->total_q * plan_->num_q_heads;
   const int64_t rows_bytes =
       rows * (layout.head_size * q + layout.v_head_size * out);
-  exceeds_caches_ = caches > 0 && plan_->kv_bytes > caches;
+  // Other layers' K/V pass the caches before this one's are read again.
+  exceeds_caches_ = caches > 0 && plan_->kv_bytes * layout.num_layers > caches;
   streams_out_ = caches > 0 && rows_bytes >= caches;
 }
 

@@ -102,8 +102,8 @@ struct AttendArgs {
   KvPages kv;                // of the first KV head
   int64_t k_head_bytes = 0;  // from one KV head to the next
   int64_t v_head_bytes = 0;
-  // More K/V in the launch than caches hold: even a short context's comes from
-  // memory. Never changes a result.
+  // All layers' K/V of the batch are more than caches hold: even a short
+  // context's come from memory. Never changes a result.
   bool exceeds_caches = false;
   RowMask mask;
 

@@ -17,6 +17,11 @@
 namespace varlane {
 namespace VARLANE_NS {
 
+// Whether K/V may be in a cache and what streams them has a use for knowing it.
+HWY_INLINE bool TriesOrigin(const AttendArgs& args, const RowGroups& groups) {
+  return kZen5 && groups.count == 1 && !args.exceeds_caches;
+}
+
 template <class Pool, class Ops>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                               const RowGroups& groups, const Chunk& chunk,
@@ -53,8 +58,12 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   RunPages buffers[2];
   RunPages* pages = &buffers[0];
   RunPages* next = &buffers[1];
-  // Of several runs not all can have stayed in a cache.
-  run.from_memory = all - begin > run_keys || (kZen5 && args.exceeds_caches);
+  const bool tries = TriesOrigin(args, groups);
+  // Of several runs not all can have stayed in L2.
+  run.from_memory =
+      tries ? OriginOfThread().memory()
+            : all - begin > run_keys || (kZen5 && args.exceeds_caches);
+  const uint64_t start = Ticks();
   FindPages<Pool>(args, args.kv, begin, low, all, run_keys, *pages);
   for (int64_t t = begin; t < high; t += run_keys) {
     const int64_t following = t + run_keys;
@@ -72,6 +81,15 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
     PassRun<Pool>(run, groups, chunk, t == begin ? first : kNotFirst, pages,
                   next->count != 0 ? next : nullptr);
     std::swap(pages, next);
+  }
+  if (tries) {
+    // The start and the end of a partition take as long as a tile or so.
+    const auto keys = static_cast<float>(high - begin + kKeyTile);
+    const auto key_bytes =
+        static_cast<float>(groups.heads * (args.head_size + ws.acc_floats) *
+                           static_cast<int>(sizeof(typename Pool::Cache)));
+    OriginOfThread().Note(static_cast<float>(Ticks() - start) /
+                          (keys * key_bytes));
   }
 }
 

@@ -90,20 +90,14 @@ struct TileHalf {
 
 // So `fetch` brings `next` while what is read before it is computed.
 template <class Ops>
-HWY_INLINE void AimTile(RunContext<Ops>& run, TileHalf next, Prefetch& fetch) {
+HWY_INLINE void AimTile(RunContext<Ops>& run, TileHalf next, Pieces pieces,
+                        Prefetch& fetch) {
   fetch.Idle(run.pages->k[0]);
-  if (next.groups == nullptr) {
-    fetch.onward = KeyHead(run.pages->k, 0);
-    return;
-  }
+  if (next.groups == nullptr) return;
   if (next.values) {
-    FetchValues(run, next.groups, next.groups + kGroups, Pieces::kTogether,
-                fetch);
-    fetch.onward = ValueHead<Ops>(next.groups[0], 0, run.ws->acc_floats);
+    FetchValues(run, next.groups, next.groups + kGroups, pieces, fetch);
   } else {
-    FetchKeys(run, next.groups, next.groups + kGroups, Pieces::kTogether,
-              fetch);
-    fetch.onward = KeyHead(next.groups, run.key_stride);
+    FetchKeys(run, next.groups, next.groups + kGroups, pieces, fetch);
   }
 }
 
@@ -115,8 +109,7 @@ HWY_INLINE void AimScores(RunContext<Ops>& run, int tile) {
   const TileHalf next = {keys ? run.pages->k + kGroups
                               : run.pages->v + HWY_MAX(tile - 1, 0) * kGroups,
                          !keys};
-  AimTile(run, next, run.score_fetch);
-  run.score_fetch.again = true;
+  AimTile(run, next, Pieces::kAlone, run.score_fetch);
 }
 
 // While values of `tile` are added: what is read after those, keys two tiles
@@ -131,7 +124,7 @@ HWY_INLINE void AimValues(RunContext<Ops>& run, int tile) {
   } else if (run.next != nullptr) {
     next = {run.next->k, false};
   }
-  AimTile(run, next, run.value_fetch);
+  AimTile(run, next, Pieces::kAlone, run.value_fetch);
 }
 
 // Several: the next run is dealt out over them; this one is `turn` of `turns`,

@@ -38,7 +38,11 @@ HWY_INLINE TileHalf HalfAfter(const RunContext<Ops>& run, const Heads& heads,
 template <class Ops>
 HWY_INLINE void AimPaced(RunContext<Ops>& run, TileHalf next, const Pace& pace,
                          Prefetch& fetch) {
-  AimTile(run, next, fetch);
+  AimTile(run, next, Pieces::kTogether, fetch);
+  fetch.onward = next.groups == nullptr ? KeyHead(run.pages->k, 0)
+                 : next.values
+                     ? ValueHead<Ops>(next.groups[0], 0, run.ws->acc_floats)
+                     : KeyHead(next.groups, run.key_stride);
   fetch.again = pace.again();
   fetch.delay = pace.delay();
 }

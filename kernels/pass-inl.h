@@ -19,6 +19,8 @@
 #include "kernels/prefetch-inl.h"
 // After vec-inl.h:
 #include "kernels/pace-inl.h"
+// After vec-inl.h:
+#include "kernels/origin-inl.h"
 // After run-inl.h:
 #include "kernels/rows-inl.h"
 // After rows-inl.h:

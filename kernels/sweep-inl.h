@@ -89,7 +89,7 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
     const int width = next - first;
     constexpr int kSteps = kGroupTokens / Ops::kPack;
     const std::byte* const* group = groups + begin / kSteps;
-    if constexpr (IsNear(kFetch)) {
+    if constexpr (AsksSoon(kFetch)) {
       fetch.onward =
           i + 1 < passes ? ValueHead<Ops>(*group, next, acc_floats) : onward;
     } else if constexpr (FetchesValuesSoon<Ops>(kFetch)) {

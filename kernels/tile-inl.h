@@ -19,12 +19,13 @@ struct NoSide {
 // Steps of a micro-kernel's loop at a time. Plain AVX-512 is short of what its
 // decoders deliver while the core's other thread runs. On Zen 5 softmax fits
 // better beside multiply-adds the fewer other instructions there are (prefill
-// in bf16 2 to 5% faster); loops that fetch gain nothing or lose 1 to 3%. On
+// in bf16 2 to 5% faster), as do requests for what a cache holds (contexts of
+// 128 in L3: 4%); loops that fetch from memory gain nothing or lose 1 to 3%. On
 // Zen 3 those of a single group gain 1 to 3%, others of bf16 lose 6 to 16%.
 template <class Ops, FetchMode kFetch>
 constexpr int kStepUnroll = kVecBytes<Ops> == 2 * sizeof(V)             ? 1
                             : kIntelAvx512 || (kAvx2 && IsNear(kFetch)) ? 2
-                            : kZen5&& kFetch == kNoFetch                ? 4
+                            : kZen5&& kFetch <= kFetchNear              ? 4
                                                                         : 1;
 
 // Takes step() until x is at `end`. Of a widened pair it is long enough alone
@@ -96,7 +97,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
       __attribute__((always_inline)) {
     RepeatStep<Ops, kFetch>(
         x, stop, [&]() HWY_ATTR __attribute__((always_inline)) {
-          fetcher.Step(lane[NV - 1] + at);
+          fetcher.Step();
           ahead.Step();
           const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
           const auto by = [&](int r) HWY_ATTR {
@@ -258,7 +259,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   const Operand* const p_end = p + (end - begin);
   size_t step = static_cast<size_t>(begin) % kSteps;  // of its group
   for (v += static_cast<size_t>(begin) / kSteps; x != p_end; ++v, step = 0) {
-    if constexpr (IsNear(kFetch)) {
+    if constexpr (AsksSoon(kFetch)) {
       const auto left = static_cast<size_t>(p_end - x);
       if (left > kAheadGroups * kSteps) {
         ahead.FollowRow(v[kAheadGroups] + offset, stride, step);
@@ -278,7 +279,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     }
     RepeatStep<Ops, kFetch>(
         x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
-          HWY_UNROLL(2) for (int i = 0; i < kFetches; ++i) fetcher.Step(lane);
+          HWY_UNROLL(2) for (int i = 0; i < kFetches; ++i) fetcher.Step();
           ahead.Step();
           if constexpr (kSoon) {
             HWY_UNROLL(8) for (int i = 0; i < kLines; ++i) {

@@ -161,7 +161,7 @@ struct RunContext {
   size_t key_stride;
   size_t pool_key_stride;   // the same where its tiles are not widened
   size_t pool_value_bytes;  // of a 16-token group
-  bool from_memory;         // too much to be in a cache
+  bool from_memory;         // passed as what comes from there
   bool fresh;               // the first run of a partition
   bool on_end = false;      // passed by tile, whose groups stand on end
   Prefetch score_fetch;     // while a group's scores
