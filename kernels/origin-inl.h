@@ -18,70 +18,85 @@ namespace VARLANE_NS {
 class Origin {
  public:
   // How the run that begins is to be passed.
-  HWY_INLINE bool memory() const { return memory_ != (trial_ != 0); }
+  HWY_INLINE bool memory() const {
+    return memory_ != (stage_ == Stage::kOtherwise);
+  }
 
   // It has ended, and took so many ticks a byte.
   HWY_INLINE void Note(float ticks) {
-    if (trial_ != 0) {
-      NoteTrial(ticks);
-      return;
+    if (stage_ == Stage::kUsual) {
+      NoteUsual(ticks);
+    } else if (NoteStep(ticks)) {
+      EndStep(sum_ / (kSteps - kUnjudged));
     }
-    if (usual_ == 0) usual_ = ticks;
-    const bool other = ticks > kOther * usual_ || usual_ > kOther * ticks;
-    others_ = other ? others_ + 1 : 0;
-    sum_ = other ? sum_ + ticks : 0;
-    usual_ += kWeight * (HWY_MIN(ticks, kMostOfUsual * usual_) - usual_);
-    --left_;
-    const bool changed = others_ == kOthers;
-    if (changed) usual_ = sum_ / kOthers;
-    if (changed || left_ <= 0) BeginTrial();
   }
 
  private:
-  // Runs of a trial, the first two of which find what was asked for in the
-  // usual way; and between trials.
-  static constexpr int kTrial = 8;
+  // A trial: some runs the other way, then as many as usual, whose first ones
+  // find what was asked for before.
+  enum class Stage : uint8_t { kUsual, kOtherwise, kAfter };
+
+  static constexpr int kSteps = 8;
   static constexpr int kUnjudged = 2;
-  static constexpr int kLeast = 32;
+  static constexpr int kLeast = 32;  // runs between trials
   static constexpr int kMost = 1024;
   static constexpr float kQuicker = 0.95f;
-  static constexpr float kWeight = 1.0f / 16;
-  static constexpr float kMostOfUsual = 2;
-  // So many in a row that are not as usual are from now on, and a reason to try
-  // at once.
-  static constexpr float kOther = 1.25f;
-  static constexpr int kOthers = 8;
+  static constexpr float kWeight = 1.0f / 8;
+  // So many in a row that are not as they were at the last trial are a reason
+  // for the next one; fewer may be what other work drove out of a cache.
+  static constexpr float kUnlike = 1.5f;
+  static constexpr int kMostUnlike = 64;
 
-  HWY_INLINE void BeginTrial() {
-    trial_ = kTrial;
-    others_ = 0;
+  HWY_INLINE void NoteUsual(float ticks) {
+    if (recent_ == 0) recent_ = judged_ = ticks;
+    recent_ += kWeight * (ticks - recent_);
+    const bool unlike = ticks > kUnlike * judged_ || judged_ > kUnlike * ticks;
+    unlike_ = unlike ? unlike_ + 1 : 0;
+    --left_;
+    if (left_ <= 0 || unlike_ == kMostUnlike) BeginStep(Stage::kOtherwise);
+  }
+
+  HWY_INLINE void BeginStep(Stage stage) {
+    stage_ = stage;
+    left_ = kSteps;
+    unlike_ = 0;
     sum_ = 0;
   }
 
-  HWY_INLINE void NoteTrial(float ticks) {
-    if (trial_ <= kTrial - kUnjudged) {
-      sum_ += HWY_MIN(ticks, kMostOfUsual * usual_);
+  // Whether that was the last run of a step.
+  HWY_INLINE bool NoteStep(float ticks) {
+    if (left_ <= kSteps - kUnjudged) sum_ += ticks;
+    return --left_ == 0;
+  }
+
+  HWY_INLINE void EndStep(float mean) {
+    if (stage_ == Stage::kOtherwise) {
+      otherwise_ = mean;
+      BeginStep(Stage::kAfter);
+      return;
     }
-    if (--trial_ != 0) return;
-    const float mean = sum_ / (kTrial - kUnjudged);
-    if (mean < kQuicker * usual_) {
+    // Before and after it, since either may be a time of something else.
+    judged_ = HWY_MIN(recent_, mean);
+    recent_ = mean;
+    between_ = HWY_MIN(2 * between_, kMost);
+    if (otherwise_ < kQuicker * judged_) {
       memory_ = !memory_;
-      usual_ = mean;
+      recent_ = judged_ = otherwise_;
       between_ = kLeast;
-    } else {
-      between_ = HWY_MIN(2 * between_, kMost);
     }
+    BeginStep(Stage::kUsual);
     left_ = between_;
-    sum_ = 0;
   }
 
   bool memory_ = true;
-  int left_ = kLeast;     // runs before the next trial
+  Stage stage_ = Stage::kUsual;
+  int left_ = kLeast;     // runs of the stage
   int between_ = kLeast;  // trials
-  int trial_ = 0;         // runs that are left of one
-  int others_ = 0;        // runs in a row that were not as usual
-  float usual_ = 0;       // ticks a byte
-  float sum_ = 0;         // the same of those or of a trial's, their sum
+  int unlike_ = 0;        // runs in a row
+  float recent_ = 0;      // ticks a byte as usual,
+  float judged_ = 0;      // the same at the last trial,
+  float otherwise_ = 0;   // and of its own runs
+  float sum_ = 0;         // of a step's runs
 };
 
 // The calling thread's. It changes when things are asked for, never results.

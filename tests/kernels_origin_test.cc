@@ -70,6 +70,17 @@ TEST_F(OriginTest, TriesAtOnceWhereRunsAreNotAsUsual) {
   EXPECT_GT(ShareAsMemory(kMemory, 2000), 0.95);
 }
 
+// What other work drove out of a cache comes back with the first few runs.
+TEST_F(OriginTest, ShortTimesOfMemoryChangeNothing) {
+  ShareAsMemory(kCache, 2000);
+  double share = 0;
+  for (int i = 0; i < 200; ++i) {
+    ShareAsMemory(kMemory, 40);
+    share += ShareAsMemory(kCache, 300) / 200;
+  }
+  EXPECT_LT(share, 0.03);
+}
+
 // Another process that takes the core for a while is no reason to change.
 TEST_F(OriginTest, OneLongRunChangesNothing) {
   ShareAsMemory(kMemory, 2000);

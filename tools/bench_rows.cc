@@ -78,7 +78,9 @@ class DisturbanceMeter {
 // The mean of as many goes as fill a sample; keeps the least and the greatest.
 Result<double> Sample(const Sampler& sampler, int repeats, double* low,
                       double* high) {
-  if (sampler.warms) VARLANE_TOOLS_TRY(sampler.go().status());
+  for (int i = 0; i < repeats && sampler.warms; ++i) {
+    VARLANE_TOOLS_TRY(sampler.go().status());
+  }
   double sum = 0;
   for (int i = 0; i < repeats; ++i) {
     VARLANE_TOOLS_ASSIGN(const double one, sampler.go());
@@ -203,7 +205,7 @@ Result<Samples> Interleave(std::span<const Sampler> samplers,
     const double seconds = std::max(SecondsSince(start), 1e-9);
     const double needed = sampler.repeats ? std::ceil(least / seconds) : 1;
     repeats.push_back(std::max(1, static_cast<int>(needed)));
-    round_seconds += seconds * (repeats.back() + (sampler.warms ? 1 : 0));
+    round_seconds += seconds * repeats.back() * (sampler.warms ? 2 : 1);
   }
   if (budget.min_rounds == 1 && round_seconds > budget.seconds) {
     return OneRound(warm_goes);  // one costs more than there is to spend

@@ -78,9 +78,10 @@ std::string RowsText(std::span<const BenchRow> rows);
 struct Sampler {
   std::function<Result<double>()> go;
   bool repeats = true;  // short goes are repeated to a sample of a few ms
-  // Each sample begins with a go that does not count: it brings back to its
-  // cache what the samplers in between, and whoever shares the cache, drove
-  // out.
+  // Each sample begins with as many goes that do not count: they bring back to
+  // its cache what the samplers in between, and whoever shares the cache, drove
+  // out. One is not enough (Zen 5, 17 MB of K/V after 30 ms of other work: 350
+  // us, 330, 240, 220, 160 and then 145).
   bool warms = false;
 };
 
