@@ -167,7 +167,11 @@ void PlanRun::JudgeCaches() {
   const int64_t rows_bytes =
       rows * (layout.head_size * q + layout.v_head_size * out);
   // Other layers' K/V pass the caches before this one's are read again.
-  exceeds_caches_ = caches > 0 && plan_->kv_bytes * layout.num_layers > caches;
+  const int64_t all_kv_bytes = plan_->kv_bytes * layout.num_layers;
+  cache_fit_ = caches == 0                          ? CacheFit::kFills
+               : all_kv_bytes > caches              ? CacheFit::kExceeds
+               : all_kv_bytes > caches - caches / 4 ? CacheFit::kFills
+                                                    : CacheFit::kFits;
   streams_out_ = caches > 0 && rows_bytes >= caches;
 }
 
@@ -298,7 +302,7 @@ AttendArgs PlanRun::Args(const Threadgroup& tg, const Item& item,
   args.kv = PagesOf(item, head);
   args.k_head_bytes = layout.k_head_bytes();
   args.v_head_bytes = layout.v_head_bytes();
-  args.exceeds_caches = exceeds_caches_;
+  args.cache_fit = cache_fit_;
   args.streams_out = streams_out_;
   args.mask = item.mask;
   args.softcap = plan_->softcap;

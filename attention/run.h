@@ -91,8 +91,8 @@ class PlanRun {
   AttentionTensors tensors_;
   Strides q_;
   Strides out_;
-  bool exceeds_caches_ = false;  // AttendArgs'
-  bool streams_out_ = false;     // AttendArgs'
+  CacheFit cache_fit_ = CacheFit::kFills;  // AttendArgs'
+  bool streams_out_ = false;               // AttendArgs'
   std::chrono::steady_clock::time_point start_;
 };
 

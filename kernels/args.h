@@ -72,6 +72,11 @@ struct RowMask {
   }
 };
 
+// How all layers' K/V of a launch's contexts compare with the last-level
+// caches: at most three quarters of them, all of them, or more, so that each
+// layer's come from memory. Says when to ask for what, never changes a result.
+enum class CacheFit : uint8_t { kFits, kFills, kExceeds };
+
 // Rows of several KV heads are computed in one call only where they are few: at
 // most so many of each and in all. More have arithmetic to hide memory behind,
 // and would fill the cache with their states.
@@ -102,9 +107,7 @@ struct AttendArgs {
   KvPages kv;                // of the first KV head
   int64_t k_head_bytes = 0;  // from one KV head to the next
   int64_t v_head_bytes = 0;
-  // All layers' K/V of the batch are more than caches hold: even a short
-  // context's come from memory. Never changes a result.
-  bool exceeds_caches = false;
+  CacheFit cache_fit = CacheFit::kFills;
   RowMask mask;
 
   // Score modifiers, applied in this order; null and 0 = none.

@@ -17,30 +17,16 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Whether K/V may be in a cache and what streams them has a use for knowing it.
-HWY_INLINE bool TriesOrigin(const AttendArgs& args, const RowGroups& groups) {
-  return kZen5 && groups.count == 1 && !args.exceeds_caches;
+HWY_INLINE void ResetRows(const Chunk& chunk, RowState* rows, float* lanes) {
+  for (int local = 0; local < chunk.row_end - chunk.row_begin; ++local) {
+    ResetRow(rows[local], lanes + local * kLanes);
+  }
 }
 
 template <class Pool, class Ops>
-HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
-                              const RowGroups& groups, const Chunk& chunk,
-                              int64_t partition) {
-  const RowPlace& first_row = ws.places[chunk.row_begin];
-  const RowPlace& last_row = ws.places[chunk.row_end - 1];
-  for (int local = 0; local < chunk.row_end - chunk.row_begin; ++local) {
-    ResetRow(ws.rows[local], ws.lanes + local * kLanes);
-  }
-  const int64_t low = HWY_MAX(partition * kPartition, first_row.low);
-  const int64_t high = HWY_MIN((partition + 1) * kPartition, last_row.high);
-  if (low >= high) return;
-  const Opening first =
-      partition == HWY_MAX(args.partition_begin, first_row.low / kPartition)
-          ? kFirst
-          : kFirstOfPartition;
-
+HWY_INLINE void BeginRuns(const AttendArgs& args, const Workspace<Ops>& ws,
+                          RunContext<Ops>& run) {
   constexpr bool kWidened = !std::is_same_v<Pool, Ops>;
-  RunContext<Ops> run;
   run.args = &args;
   run.ws = &ws;
   run.pool_key_stride = KeyStride<Pool>(args);
@@ -48,22 +34,29 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
       GroupElements(ws.acc_floats) * sizeof(typename Pool::Cache);
   run.key_stride =
       kWidened ? kGroupTokens * kLaneBytes<Ops> : run.pool_key_stride;
-  const int64_t run_keys =
-      RunKeys<Ops>(groups, static_cast<size_t>(ws.steps) * run.pool_key_stride +
-                               run.pool_value_bytes);
-  const int64_t begin = low / run_keys * run_keys;
-  // What follows this partition's last run: the next partition's first one, or
-  // the next work's.
-  const int64_t all = HWY_MIN(args.partition_end * kPartition, last_row.high);
+}
+
+// Keys [low, high) of a partition, in runs of which the first one begins at
+// `begin`. `all` is where the last partition of the same rows ends.
+struct RunRange {
+  int64_t begin;
+  int64_t low;
+  int64_t high;
+  int64_t all;
+  int64_t run_keys;
+};
+
+// What follows the last run, the next partition's first one or the next work's,
+// is known to it.
+template <class Pool, class Ops>
+HWY_INLINE void PassRuns(RunContext<Ops>& run, const RowGroups& groups,
+                         const Chunk& chunk, Opening first,
+                         const RunRange& range) {
+  const AttendArgs& args = *run.args;
+  const auto [begin, low, high, all, run_keys] = range;
   RunPages buffers[2];
   RunPages* pages = &buffers[0];
   RunPages* next = &buffers[1];
-  const bool tries = TriesOrigin(args, groups);
-  // Of several runs not all can have stayed in L2.
-  run.from_memory =
-      tries ? OriginOfThread().memory()
-            : all - begin > run_keys || (kZen5 && args.exceeds_caches);
-  const uint64_t start = Ticks();
   FindPages<Pool>(args, args.kv, begin, low, all, run_keys, *pages);
   for (int64_t t = begin; t < high; t += run_keys) {
     const int64_t following = t + run_keys;
@@ -82,15 +75,58 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                   next->count != 0 ? next : nullptr);
     std::swap(pages, next);
   }
-  if (tries) {
-    // The start and the end of a partition take as long as a tile or so.
-    const auto keys = static_cast<float>(high - begin + kKeyTile);
-    const auto key_bytes =
-        static_cast<float>(groups.heads * (args.head_size + ws.acc_floats) *
-                           static_cast<int>(sizeof(typename Pool::Cache)));
-    OriginOfThread().Note(static_cast<float>(Ticks() - start) /
-                          (keys * key_bytes));
-  }
+}
+
+// Whether K/V may be in a cache and what streams them has a use for knowing it.
+HWY_INLINE bool TriesOrigin(const AttendArgs& args, const RowGroups& groups) {
+  return kZen5 && groups.count == 1 && args.cache_fit != CacheFit::kExceeds;
+}
+
+// Of a partition that took so long.
+template <class Pool>
+HWY_INLINE void NoteOrigin(const AttendArgs& args, const RowGroups& groups,
+                           const RunRange& range, uint64_t ticks) {
+  // Its start and its end take as long as a tile or so.
+  const int64_t keys = range.high - range.begin + kKeyTile;
+  const int64_t key_bytes = int64_t{groups.heads} *
+                            (args.head_size + PaddedWidth(args.v_head_size)) *
+                            static_cast<int64_t>(sizeof(typename Pool::Cache));
+  OriginOfThread().Note(static_cast<float>(ticks) /
+                        static_cast<float>(keys * key_bytes));
+}
+
+template <class Pool, class Ops>
+HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
+                              const RowGroups& groups, const Chunk& chunk,
+                              int64_t partition) {
+  const RowPlace& first_row = ws.places[chunk.row_begin];
+  const RowPlace& last_row = ws.places[chunk.row_end - 1];
+  ResetRows(chunk, ws.rows, ws.lanes);
+  RunRange range;
+  range.low = HWY_MAX(partition * kPartition, first_row.low);
+  range.high = HWY_MIN((partition + 1) * kPartition, last_row.high);
+  if (range.low >= range.high) return;
+  const Opening first =
+      partition == HWY_MAX(args.partition_begin, first_row.low / kPartition)
+          ? kFirst
+          : kFirstOfPartition;
+  RunContext<Ops> run;
+  BeginRuns<Pool>(args, ws, run);
+  range.run_keys =
+      RunKeys<Ops>(groups, static_cast<size_t>(ws.steps) * run.pool_key_stride +
+                               run.pool_value_bytes);
+  range.begin = range.low / range.run_keys * range.run_keys;
+  range.all = HWY_MIN(args.partition_end * kPartition, last_row.high);
+  const bool tries = TriesOrigin(args, groups);
+  // Of several runs not all can have stayed in L2.
+  const bool exceeds = kZen5 && args.cache_fit == CacheFit::kExceeds;
+  run.from_memory = tries ? OriginOfThread().memory()
+                          : exceeds || range.all - range.begin > range.run_keys;
+  run.near_pieces =
+      args.cache_fit == CacheFit::kFits ? Pieces::kAlone : Pieces::kTogether;
+  const uint64_t start = Ticks();
+  PassRuns<Pool>(run, groups, chunk, first, range);
+  if (tries) NoteOrigin<Pool>(args, groups, range, Ticks() - start);
 }
 
 // Writes a complete row to where it belongs, past the caches where they would

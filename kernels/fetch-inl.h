@@ -109,7 +109,7 @@ HWY_INLINE void AimScores(RunContext<Ops>& run, int tile) {
   const TileHalf next = {keys ? run.pages->k + kGroups
                               : run.pages->v + HWY_MAX(tile - 1, 0) * kGroups,
                          !keys};
-  AimTile(run, next, Pieces::kAlone, run.score_fetch);
+  AimTile(run, next, run.near_pieces, run.score_fetch);
 }
 
 // While values of `tile` are added: what is read after those, keys two tiles
@@ -124,7 +124,7 @@ HWY_INLINE void AimValues(RunContext<Ops>& run, int tile) {
   } else if (run.next != nullptr) {
     next = {run.next->k, false};
   }
-  AimTile(run, next, Pieces::kAlone, run.value_fetch);
+  AimTile(run, next, run.near_pieces, run.value_fetch);
 }
 
 // Several: the next run is dealt out over them; this one is `turn` of `turns`,

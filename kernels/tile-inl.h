@@ -97,7 +97,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
       __attribute__((always_inline)) {
     RepeatStep<Ops, kFetch>(
         x, stop, [&]() HWY_ATTR __attribute__((always_inline)) {
-          fetcher.Step();
+          fetcher.Step(lane[NV - 1] + at);
           ahead.Step();
           const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
           const auto by = [&](int r) HWY_ATTR {
@@ -279,7 +279,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
     }
     RepeatStep<Ops, kFetch>(
         x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
-          HWY_UNROLL(2) for (int i = 0; i < kFetches; ++i) fetcher.Step();
+          HWY_UNROLL(2) for (int i = 0; i < kFetches; ++i) fetcher.Step(lane);
           ahead.Step();
           if constexpr (kSoon) {
             HWY_UNROLL(8) for (int i = 0; i < kLines; ++i) {

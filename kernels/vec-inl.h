@@ -370,6 +370,21 @@ HWY_INLINE float SumLanes(const float* HWY_RESTRICT lanes) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// 0, on Zen 5 not before `line` has been read.
+HWY_INLINE size_t ZeroOnceRead(const std::byte* line) {
+#if VARLANE_ZEN5
+  uint32_t zero;
+  asm volatile("movl %1, %0\n\tandl $0, %0"
+               : "=r"(zero)
+               : "m"(*reinterpret_cast<const uint32_t*>(line))
+               : "cc");
+  return zero;
+#else
+  (void)line;
+  return 0;
+#endif
+}
+
 // `zero`, on Zen 5 so many multiplications later, 3 cycles each: an address
 // that needs it waits for them, and so does the next one made of the result.
 HWY_INLINE size_t ZeroLater(size_t zero, int multiplications) {

@@ -162,6 +162,7 @@ struct RunContext {
   size_t pool_key_stride;   // the same where its tiles are not widened
   size_t pool_value_bytes;  // of a 16-token group
   bool from_memory;         // passed as what comes from there
+  Pieces near_pieces;       // side by side, where not (Zen 5)
   bool fresh;               // the first run of a partition
   bool on_end = false;      // passed by tile, whose groups stand on end
   Prefetch score_fetch;     // while a group's scores
