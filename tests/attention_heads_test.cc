@@ -87,6 +87,33 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
   }
 }
 
+// Read as from memory and, now and then, as from a cache, which K/V fill or
+// nearly fill: often enough to meet both.
+TEST_P(HeadsTest, WhereKvComesFromChangesNoBit) {
+  for (const int group : {1, 2, 3, 4, 6}) {
+    CaseSpec spec;
+    spec.kv_dtype = GetParam();
+    spec.kv_heads = 3;
+    spec.q_heads = group * spec.kv_heads;
+    spec.head_size = group == 3 ? 72 : 128;
+    spec.block_size = group == 4 ? 64 : 16;
+    spec.seqs = {{1, 77}, {1, 128}, {1, 1}, {1, 512}, {1, 640}, {1, 1300}};
+    const AttentionCase c(spec);
+    const Output expected = c.Run(*MakeSmallCaches("").attention);
+    c.ExpectMatchesReference(expected);
+    for (const int times : {1, 2}) {
+      const Engine engine = MakeCaches(times * expected.report.kv_bytes);
+      for (int launch = 0; launch < 40; ++launch) {
+        ExpectSameBits(c.Run(*engine.attention), expected,
+                       "group " + std::to_string(group) + ", a cache " +
+                           std::to_string(times) + " times as large, launch " +
+                           std::to_string(launch));
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // A threadgroup of three takes a third of them; each pattern finds the same.
 TEST_P(HeadsTest, EveryPatternAndPartitionModeAgreesAndIsCounted) {
   const AttentionCase c(Mixed(GetParam()));

@@ -47,11 +47,15 @@ Engine MakeL3Arenas(int l3s_of_node) {
   return MakeEngine(options);
 }
 
-Engine MakeSmallCaches(const std::string& simd) {
+Engine MakeCaches(int64_t bytes, const std::string& simd) {
   RuntimeOptions options;
-  options.topology = "l3:1(size=4096) core:2 pu:1";
+  options.topology = "l3:1(size=" + std::to_string(bytes) + ") core:2 pu:1";
   options.simd_target = simd;
   return MakeEngine(options);
+}
+
+Engine MakeSmallCaches(const std::string& simd) {
+  return MakeCaches(4096, simd);
 }
 
 const std::vector<Engine>& EnginesOfAllTargets() {
