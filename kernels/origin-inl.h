@@ -1,13 +1,12 @@
-// Where short contexts' K/V come from: memory or a cache.
+// Where K/V come from that a cache may hold: from there, or from memory.
 //
-// A long context's come from memory. A short one's, read in a single run, may
-// still stand in a cache where all layers' fit there, but other work may have
-// passed it meanwhile: nothing that a launch is told says so. Read as from
-// memory what is in L3 takes 1.2 to 1.4 times as long, and what is in memory
-// takes 1.1 to 1.3 times as long read as from L3 (Zen 5, 64 contexts of 128
-// tokens in bf16). So each worker tries now and then what it usually does not,
-// and what was quicker stays: the more often a trial was in vain, the later the
-// next one.
+// Where all layers' K/V fit the last-level caches, what one step read may still
+// stand there at the next one, or other work may have driven it out: nothing
+// that a launch is told says so. Passed as from memory, what is in L3 takes 1.2
+// to 1.5 times as long; passed as from a cache, what is in memory 1.1 to 1.3
+// times (Zen 5, one register group of each KV head). So each worker tries now
+// and then what it usually does not do, and what was quicker stays: the more
+// often in a row that was in vain, the later it tries again.
 //
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
@@ -17,7 +16,7 @@ namespace VARLANE_NS {
 
 class Origin {
  public:
-  // How the run that begins is to be passed.
+  // How the partition that begins is to be passed.
   HWY_INLINE bool memory() const {
     return memory_ != (stage_ == Stage::kOtherwise);
   }
@@ -32,13 +31,13 @@ class Origin {
   }
 
  private:
-  // A trial: some runs the other way, then as many as usual, whose first ones
-  // find what was asked for before.
+  // A trial: some partitions the other way, then as many as usual, whose first
+  // ones find what was asked for before.
   enum class Stage : uint8_t { kUsual, kOtherwise, kAfter };
 
   static constexpr int kSteps = 8;
   static constexpr int kUnjudged = 2;
-  static constexpr int kLeast = 32;  // runs between trials
+  static constexpr int kLeast = 32;  // partitions between trials
   static constexpr int kMost = 1024;
   static constexpr float kQuicker = 0.95f;
   static constexpr float kWeight = 1.0f / 8;
@@ -63,7 +62,7 @@ class Origin {
     sum_ = 0;
   }
 
-  // Whether that was the last run of a step.
+  // Whether that was the last one of a step.
   HWY_INLINE bool NoteStep(float ticks) {
     if (left_ <= kSteps - kUnjudged) sum_ += ticks;
     return --left_ == 0;
@@ -90,13 +89,13 @@ class Origin {
 
   bool memory_ = true;
   Stage stage_ = Stage::kUsual;
-  int left_ = kLeast;     // runs of the stage
+  int left_ = kLeast;     // partitions of the stage
   int between_ = kLeast;  // trials
-  int unlike_ = 0;        // runs in a row
+  int unlike_ = 0;        // partitions in a row
   float recent_ = 0;      // ticks a byte as usual,
   float judged_ = 0;      // the same at the last trial,
-  float otherwise_ = 0;   // and of its own runs
-  float sum_ = 0;         // of a step's runs
+  float otherwise_ = 0;   // and of the other way
+  float sum_ = 0;         // of a step
 };
 
 // The calling thread's. It changes when things are asked for, never results.

@@ -204,7 +204,7 @@ HWY_INLINE void PassRun(RunContext<Ops>& run, const RowGroups& groups,
                         const Chunk& chunk, Opening opening,
                         const RunPages* pages, const RunPages* next) {
   if constexpr (kZen5 && std::is_same_v<Pool, Ops>) {
-    // Short contexts may be in a cache, where softmax is better hidden.
+    // From a cache head by head, where softmax is better hidden.
     if (groups.count == 1 && run.from_memory) {
       PassRunByHeads(run, groups, chunk, opening, pages, next);
       return;
