@@ -87,8 +87,8 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
   }
 }
 
-// Read as from memory and, now and then, as from a cache, which K/V fill or
-// nearly fill: often enough to meet both.
+// Read as from memory and, now and then, as from a cache, all or half of which
+// K/V fill: often enough to meet both ways of each.
 TEST_P(HeadsTest, WhereKvComesFromChangesNoBit) {
   for (const int group : {1, 2, 3, 4, 6}) {
     CaseSpec spec;
