@@ -25,11 +25,11 @@ namespace varlane {
   extern const KvKernels kKvF16;     \
   extern const LimitKernels kLimits; \
   }
-#define VARLANE_TABLE(ns, name, fma) VARLANE_TABLE_OF(ns, ns, ns, name, fma)
+#define VARLANE_TABLE(ns, name) VARLANE_TABLE_OF(ns, ns, ns, name)
 // `bf16` is the namespace of what multiplies bf16, `limits` that of the limits,
 // `ns` that of the rest.
-#define VARLANE_TABLE_OF(ns, bf16, limits, name, fma) \
-  { name, fma, &ns::kKvF32, &bf16::kKvBf16, &ns::kKvF16, &limits::kLimits }
+#define VARLANE_TABLE_OF(ns, bf16, limits, name) \
+  { name, &ns::kKvF32, &bf16::kKvBf16, &ns::kKvF16, &limits::kLimits }
 
 VARLANE_DECLARE_TARGET(HWY_NAMESPACE)  // the static target
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
@@ -60,14 +60,6 @@ struct Compiled {
   uint8_t cpus;    // of Bf16
 };
 
-constexpr bool StaticTargetHasFma() {
-#if defined(__FMA__) || HWY_ARCH_ARM_A64 || HWY_ARCH_RVV
-  return true;
-#else
-  return false;
-#endif
-}
-
 constexpr const char* kStaticName =
 #if HWY_STATIC_TARGET == HWY_SCALAR
     "SCALAR";
@@ -87,11 +79,10 @@ constexpr const char* kStaticName =
 
 // An AMD pass, whose kernels of other caches sanitizer builds spare.
 #if VARLANE_ALL_PASSES
-#define VARLANE_AMD_TABLE(ns, name) \
-  VARLANE_TABLE_OF(ns, ns, N_AVX3_BF16, name, true)
+#define VARLANE_AMD_TABLE(ns, name) VARLANE_TABLE_OF(ns, ns, N_AVX3_BF16, name)
 #else
 #define VARLANE_AMD_TABLE(ns, name) \
-  VARLANE_TABLE_OF(N_AVX3, ns, N_AVX3_BF16, name, true)
+  VARLANE_TABLE_OF(N_AVX3, ns, N_AVX3_BF16, name)
 #endif
 #define VARLANE_AVX3_BF16 VARLANE_AMD_TABLE(N_AVX3_BF16, "AVX3_BF16")
 #define VARLANE_AVX3_ZEN5 VARLANE_AMD_TABLE(N_AVX3_ZEN5, "AVX3_ZEN5")
@@ -103,16 +94,15 @@ constexpr Compiled kCompiled[] = {
     {VARLANE_AVX3_BF16, HWY_AVX3, kFastBf16 | kZen5},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX3 && (HWY_TARGETS & HWY_AVX3)
-    {VARLANE_TABLE(N_AVX3, "AVX3", true), HWY_AVX3, kAnyCpu},
+    {VARLANE_TABLE(N_AVX3, "AVX3"), HWY_AVX3, kAnyCpu},
 #endif
 #if HWY_STATIC_TARGET != HWY_AVX2 && (HWY_TARGETS & HWY_AVX2)
-    {VARLANE_TABLE(N_AVX2, "AVX2", true), HWY_AVX2, kAnyCpu},
+    {VARLANE_TABLE(N_AVX2, "AVX2"), HWY_AVX2, kAnyCpu},
 #endif
 #if HWY_STATIC_TARGET != HWY_SSE4 && (HWY_TARGETS & HWY_SSE4)
-    {VARLANE_TABLE(N_SSE4, "SSE4", false), HWY_SSE4, kAnyCpu},
+    {VARLANE_TABLE(N_SSE4, "SSE4"), HWY_SSE4, kAnyCpu},
 #endif
-    {VARLANE_TABLE(HWY_NAMESPACE, kStaticName, StaticTargetHasFma()), 0,
-     kAnyCpu},
+    {VARLANE_TABLE(HWY_NAMESPACE, kStaticName), 0, kAnyCpu},
 // Never the best, to be tested and compared where nothing else would run it:
 #if HWY_TARGETS & HWY_AVX3
     {VARLANE_AVX3_BF16, HWY_AVX3, kSlowBf16},
@@ -120,7 +110,7 @@ constexpr Compiled kCompiled[] = {
 #endif
 #if (HWY_TARGETS & HWY_AVX3) && VARLANE_ALL_PASSES
     // what AVX3_BF16 does otherwise than AVX3 and any AVX-512 runs.
-    {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, N_AVX3, "AVX3_ZEN4", true), HWY_AVX3,
+    {VARLANE_TABLE_OF(N_AVX3_BF16, N_AVX3, N_AVX3, "AVX3_ZEN4"), HWY_AVX3,
      kNoBf16},
 #endif
 };

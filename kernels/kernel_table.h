@@ -30,9 +30,9 @@ struct KvKernels {
   void (*merge_states)(const MergeStatesArgs& args);
 };
 
+// All tables give the same bits.
 struct KernelTable {
   const char* name;  // "AVX3_ZEN5", "AVX3_BF16", "AVX3", "AVX2", "SSE4", ...
-  bool has_fma;      // all tables that have it give the same bits
   const KvKernels* f32;
   const KvKernels* bf16;
   const KvKernels* f16;

@@ -76,13 +76,14 @@ constexpr int kChains = kMaxVecs == 4 ? 24 : 12;
 static_assert(kChains <= 2 * kLanes,
               "each chain begins with a number of its own");
 
+// What the target has, rounded once or twice.
 struct MultiplyF32 {
   static constexpr int64_t kFlops = 2;
   V a;
   V b;
   explicit HWY_INLINE MultiplyF32(const float* from)
       : a(LoadF(from)), b(LoadF(from + kLanes)) {}
-  HWY_INLINE V operator()(V acc) const { return Fma(a, b, acc); }
+  HWY_INLINE V operator()(V acc) const { return hn::MulAdd(a, b, acc); }
 };
 
 #if VARLANE_NATIVE_BF16
@@ -105,7 +106,9 @@ struct MultiplyBf16 {
   explicit HWY_INLINE MultiplyBf16(const float* from)
       : a(LoadF(from)), b(LoadF(from + kLanes)) {}
   // Odd product first, then the even one, as OpsBf16 has it.
-  HWY_INLINE V operator()(V acc) const { return Fma(b, a, Fma(a, b, acc)); }
+  HWY_INLINE V operator()(V acc) const {
+    return hn::MulAdd(b, a, hn::MulAdd(a, b, acc));
+  }
 };
 #endif
 

@@ -34,6 +34,8 @@
 #undef VARLANE_NATIVE_BF16
 #define VARLANE_NATIVE_BF16 0
 HWY_BEFORE_NAMESPACE();
+#include "kernels/fma-inl.h"
+// After fma-inl.h:
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
 #include "kernels/exp2-inl.h"
@@ -58,6 +60,8 @@ HWY_AFTER_NAMESPACE();
 #undef VARLANE_NATIVE_BF16
 #define VARLANE_NATIVE_BF16 1
 HWY_BEFORE_NAMESPACE();
+#include "kernels/fma-inl.h"
+// After fma-inl.h:
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
 #include "kernels/exp2-inl.h"

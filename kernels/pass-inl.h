@@ -10,6 +10,8 @@
 // No guard: it is meant to be included again.
 // SPDX-License-Identifier: Apache-2.0
 
+#include "kernels/fma-inl.h"
+// After fma-inl.h:
 #include "kernels/vec-inl.h"
 // After vec-inl.h:
 #include "kernels/exp2-inl.h"

@@ -153,18 +153,13 @@ class Divisor {
   // result to be taken from NotFinite.
   template <int kSteps>
   HWY_INLINE V Divide(V x, V& odd) const {
-#if VARLANE_HAS_FMA
     V quotient = hn::Mul(x, reciprocal_);
     HWY_UNROLL(2) for (int step = 0; step < kSteps; ++step) {
-      const V rest = hn::NegMulAdd(quotient, by_, x);
+      const V rest = MinusFma(quotient, by_, x);
       if (step == 0) odd = hn::Add(odd, rest);
       quotient = Fma(rest, reciprocal_, quotient);
     }
     return quotient;
-#else
-    (void)odd;
-    return hn::Div(x, by_);
-#endif
   }
 
   HWY_INLINE V NotFinite(V x) const { return hn::Mul(x, reciprocal_); }

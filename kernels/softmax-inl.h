@@ -224,7 +224,7 @@ struct SoftenRows {
     const V scale = Broadcast(scale_log2);
     const V max = Broadcast(state.row->max);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
-      state.split[v] = SplitExp2(hn::MulSub(half[v], scale, max));
+      state.split[v] = SplitExp2(FmaMinus(half[v], scale, max));
     }
   }
 

@@ -7,10 +7,11 @@
 //   AVX3_ZEN5  the same, fetching and cutting rows as suits Zen 5
 //   AVX3       AVX-512 F/BW/CD/DQ/VL: Intel's CPUs (vec-inl.h), also those that
 //              have avx512_bf16, since it is slower there (kernel_table.cc)
-//   AVX2       the first with FMA: from here up all give the same bits; suits
-//              Zen 3
-//   SSE4       no FMA; right, but with other roundings
+//   AVX2       the first with FMA; suits Zen 3
+//   SSE4       no FMA, which fma-inl.h makes up for
 //   static     whatever the compiler's baseline is (SCALAR, EMU128 or SSE2)
+//
+// All give the same bits.
 //
 // Left out: SSSE3 (nothing over SSE4 worth its size), AVX3_DL, ZEN4 and SPR
 // (what they add for us is the bf16 dot product, which AVX3_BF16 has).

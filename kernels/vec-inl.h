@@ -15,14 +15,6 @@
 #define VARLANE_X86_VECTORS 0
 #endif
 
-// Whether MulAdd rounds once.
-#undef VARLANE_HAS_FMA
-#if HWY_ARCH_X86 && (HWY_TARGET > HWY_AVX2 || HWY_TARGET == HWY_SCALAR)
-#define VARLANE_HAS_FMA 0
-#else
-#define VARLANE_HAS_FMA 1
-#endif
-
 // Whether f16 conversions are instructions. Highway 1.0.3 emulates them
 // elsewhere without infinities, NaN or rounding to nearest: we do it right.
 #undef VARLANE_NATIVE_F16
@@ -82,8 +74,16 @@ HWY_INLINE V Zero() { return hn::Zero(D()); }
 HWY_INLINE V Broadcast(float x) { return hn::Set(D(), x); }
 HWY_INLINE V LoadF(const float* p) { return hn::LoadU(D(), p); }
 HWY_INLINE void StoreF(V v, float* p) { hn::StoreU(v, D(), p); }
-// The one fused operation results depend on; on targets without FMA two.
+// The one fused operation results depend on: a * b + c, a * b - c, c - a * b.
+#if VARLANE_HAS_FMA
 HWY_INLINE V Fma(V a, V b, V c) { return hn::MulAdd(a, b, c); }
+HWY_INLINE V FmaMinus(V a, V b, V c) { return hn::MulSub(a, b, c); }
+HWY_INLINE V MinusFma(V a, V b, V c) { return hn::NegMulAdd(a, b, c); }
+#else
+HWY_INLINE V Fma(V a, V b, V c) { return FusedMulAdd(D(), a, b, c); }
+HWY_INLINE V FmaMinus(V a, V b, V c) { return Fma(a, b, hn::Neg(c)); }
+HWY_INLINE V MinusFma(V a, V b, V c) { return Fma(hn::Neg(a), b, c); }
+#endif
 
 // acc += a * b, fused. GCC else lets sums change registers, and moves and
 // spills them where they take 12 of 16.

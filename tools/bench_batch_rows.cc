@@ -186,11 +186,6 @@ void AddScalingRow(BenchSession* session, const Shape& shape, DType dtype) {
 
 // --- other kernel tables -----------------------------------------------------
 
-// FMA is what tables with equal bits have in common; docs/numerics.md.
-bool HasOtherRoundings(const std::string& target) {
-  return target.rfind("AVX", 0) != 0;
-}
-
 Status MeasureTarget(BenchSession* session, const std::string& target,
                      const Shape& shape, DType dtype, BenchRow* row) {
   RuntimeOptions options = session->options().runtime;
@@ -224,9 +219,6 @@ Status MeasureTarget(BenchSession* session, const std::string& target,
   row->detail =
       std::string(*row->holds ? "the same bits as " : "other bits than ") +
       best.attention->simd_target();
-  if (!*row->holds && HasOtherRoundings(target)) {
-    row->reason = "without FMA every multiply-add rounds twice";
-  }
   return {};
 }
 
