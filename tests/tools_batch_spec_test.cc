@@ -65,8 +65,8 @@ TEST(ParseTest, BytesKnowBothKindsOfUnits) {
     VARLANE_ASSERT_OK(parsed);
     EXPECT_EQ(*parsed, bytes) << text;
   }
-  for (const char* text :
-       {"", "GB", "-1GB", "1.2.3GB", "1XB", "1GiBs", "99999999999P", "1e3"}) {
+  for (const char* text : {"", "GB", "-1GB", "1.2.3GB", "1XB", "1GiBs",
+                           "99999999999P", "1e3", "0.8", "1.5B"}) {
     EXPECT_FALSE(ParseBytes(text).ok()) << text;
   }
 }

@@ -55,7 +55,7 @@ Result<std::unique_ptr<BenchSession>> BenchSession::Create(
   }
   if (options.memory_bytes == 0) {
     VARLANE_TOOLS_ASSIGN(const MemoryLimits limits, MemoryLimits::Detect());
-    session->options_.memory_bytes = limits.available_bytes / 2;
+    session->options_.memory_bytes = limits.available_bytes / 4 * 3;
   }
   VARLANE_TOOLS_ASSIGN(session->engine_, MakeEngine(options.runtime));
   session->progress_ = std::make_unique<Progress>("bench");

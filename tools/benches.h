@@ -19,7 +19,7 @@ struct BenchOptions {
   bool quick = false;  // 16/4/128 and bf16 only
   std::string filter;  // regular expression on row names; "" = all
   double seconds = 1;  // a row, as far as the least number of rounds allows
-  int64_t memory_bytes = 0;  // largest pool; 0 = half of what is available
+  int64_t memory_bytes = 0;  // largest pool; 0 = 3/4 of what is available
   std::string trace;         // whose prefix hits BenchMemory tells; "" = none
   int kv_heads_per_threadgroup = 0;  // PlanOptions', of rows held to a limit
   RuntimeOptions runtime;

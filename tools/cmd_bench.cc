@@ -114,7 +114,7 @@ void AddOneBench(CLI::App* bench, const Bench& what, const char* help,
       ->check(CLI::Range(1e-6, 3600.0))
       ->type_name("S");
   AddBytesFlag(command, "--memory", &flags->options.memory_bytes,
-               "Largest pool; default: half of what is available");
+               "Largest pool; default: three quarters of what is available");
   if (what.attends) {
     AddHeadsTogetherFlag(command, &flags->options.kv_heads_per_threadgroup);
   }

@@ -45,8 +45,10 @@ Result<int64_t> ParseBytes(std::string_view text) {
   std::string_view unit = text.substr(digits);
   while (!unit.empty() && unit.front() == ' ') unit.remove_prefix(1);
   const double factor = UnitFactor(unit);
+  const bool parts_a_byte =
+      factor == 1 && text.find('.') != std::string_view::npos;
   // 2^62 is far above any memory and far below what int64 holds.
-  if (!value || factor == 0 || !(*value * factor < 4.6e18)) {
+  if (!value || factor == 0 || parts_a_byte || !(*value * factor < 4.6e18)) {
     return BadArgument(
         "\"{}\" is not a size; write bytes, 1.2GB (powers of 1000) or 1.2GiB "
         "(powers of 1024)",
