@@ -118,10 +118,10 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
   range.begin = range.low / range.run_keys * range.run_keys;
   range.all = HWY_MIN(args.partition_end * kPartition, last_row.high);
   const bool tries = TriesOrigin(args, groups);
-  // Of several runs not all can have stayed in L2.
-  const bool exceeds = kZen5 && args.cache_fit == CacheFit::kExceeds;
+  // Of several runs not all can have stayed in L2; what Zen 5 does not try
+  // exceeds the caches, or is passed by several groups, which do not ask.
   run.from_memory = tries ? OriginOfThread().memory()
-                          : exceeds || range.all - range.begin > range.run_keys;
+                          : kZen5 || range.all - range.begin > range.run_keys;
   run.near_pieces =
       args.cache_fit == CacheFit::kFits ? Pieces::kAlone : Pieces::kTogether;
   const uint64_t start = Ticks();

@@ -65,6 +65,8 @@ MUTATIONS = [
     ("values of a tile that has no weights yet", GROUP_PASS,
      "AddValues(tile * kTileSteps<Ops>);\n      }",
      "AddValues((tile + 1) * kTileSteps<Ops>);\n      }"),
+    ("each group's values take the first one's weights", SWEEP,
+     "    p += part_end - begin;\n", ""),
     ("two rows at a time, always the same weights", SWEEP,
      "p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,",
      "p, static_cast<size_t>(p_stride), groups, 0,"),
