@@ -44,7 +44,7 @@ HWY_INLINE void AimPaced(RunContext<Ops>& run, TileHalf next, const Pace& pace,
                      ? ValueHead<Ops>(next.groups[0], 0, run.ws->acc_floats)
                      : KeyHead(next.groups, run.key_stride);
   fetch.again = pace.again();
-  fetch.delay = pace.delay();
+  fetch.wait = WaitOf(pace.delay());
 }
 
 template <class Ops, int R>

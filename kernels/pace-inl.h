@@ -7,11 +7,11 @@
 // a little faster than memory they are all taken, and arrive when needed
 // (4 rows from DRAM: 4 to 20% faster).
 //
-// Memory's pace changes within seconds, by what others do: 13 multiplications
-// are best for a core that gets 22 GB/s and cost one that gets 32 a fifth. So
-// each worker finds its own: tiles take turns with a delay that is a little
-// longer. If they take longer by it, the delay is what binds, and becomes
-// shorter; if not, memory is.
+// Memory's pace changes within seconds, by what others do: 39 cycles a step are
+// best for a core that gets 22 GB/s and cost one that gets 32 a third, where 24
+// are best and 27 cost 4%. So each worker finds its own: tiles take turns with
+// a delay that is a little longer. If they take longer by it, the delay is what
+// binds, and becomes shorter, by a cycle; if not, memory is.
 //
 // What comes from a cache, as a prefix that many sequences share may, teaches
 // little of memory: tiles much quicker than usual are not judged.
@@ -30,8 +30,8 @@ namespace VARLANE_NS {
 
 class Pace {
  public:
-  // What stands for Prefetch::delay during the tile that begins, and for
-  // Prefetch::again.
+  // The cycles of Prefetch::wait during the tile that begins, and what stands
+  // for Prefetch::again.
   HWY_INLINE int delay() const {
     return delay_ + (Tries(kLonger) ? Step() : 0);
   }
@@ -62,10 +62,10 @@ class Pace {
   // What one tile of a pair does otherwise than the other one.
   enum Change : uint8_t { kLonger, kOtherwise };
 
-  static constexpr int kLeast = 1;
-  static constexpr int kMost = 96;
-  // A tile's ticks beside its delays, counted in delays.
-  static constexpr float kRest = 4;
+  static constexpr int kLeast = 3;
+  static constexpr int kMost = 288;
+  // Of what a step takes, cycles beside its delay.
+  static constexpr float kRest = 12;
   // One pair may be a matter of other processes; so much evidence is enough.
   static constexpr float kMostOfPair = 0.15f;
   static constexpr float kEnough = 0.3f;
@@ -114,13 +114,14 @@ class Pace {
   HWY_INLINE void JudgeDelay(float more) {
     // Of what it would be if nothing but the delay bound; less than half, since
     // too short a delay costs little and too long a one all it is.
-    const float third =
-        static_cast<float>(Step()) / 3 / (static_cast<float>(delay_) + kRest);
-    evidence_ += more - third;
-    if (evidence_ > kEnough) Move(-Step());
-    if (evidence_ < -kEnough) Move(Step());
+    const float quarter =
+        static_cast<float>(Step()) / 4 / (static_cast<float>(delay_) + kRest);
+    evidence_ += more - quarter;
+    if (evidence_ > kEnough) Move(-1);
+    if (evidence_ < -kEnough) Move(1);
   }
 
+  // By less than what is tried: what one cycle costs drowns in noise.
   HWY_INLINE void Move(int by) {
     delay_ = HWY_MIN(HWY_MAX(delay_ + by, kLeast), kMost);
     evidence_ = 0;
@@ -134,8 +135,8 @@ class Pace {
     evidence_again_ = 0;
   }
 
-  int delay_ = 9;
-  int delay_of_memory_ = 9;  // when a pair last took as long as is usual
+  int delay_ = 27;
+  int delay_of_memory_ = 27;  // when a pair last took as long as is usual
   bool again_ = true;
   bool quick_ = false;  // the last pair was
   bool cached_ = false;

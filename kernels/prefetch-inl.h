@@ -119,7 +119,7 @@ struct Prefetch {
   // far for the pieces before; and what is read after its own part.
   bool again = false;
   StreamHead onward;
-  int delay = 0;  // between steps, as a Pace says
+  int wait = 0;  // between steps: WaitOf a Pace's delay
 
   // Fetches nothing, standing at `line`.
   HWY_INLINE void Idle(const std::byte* line) {
@@ -257,7 +257,7 @@ class Fetcher {
   // nothing meanwhile. So a step's fetch waits a while after the last one: each
   // step's delay begins where the last one ended.
   HWY_INLINE void StepPaced() {
-    zero_ = ZeroLater(zero_, fetch_.delay);
+    zero_ = ZeroLater(zero_, fetch_.wait);
     StepTogether(zero_);
   }
 

@@ -385,15 +385,23 @@ HWY_INLINE size_t ZeroOnceRead(const std::byte* line) {
 #endif
 }
 
-// `zero`, on Zen 5 so many multiplications later, 3 cycles each: an address
-// that needs it waits for them, and so does the next one made of the result.
-HWY_INLINE size_t ZeroLater(size_t zero, int multiplications) {
+// So many cycles of Zen 5 as ZeroLater takes them: multiplications, of 3 each,
+// above two bits for what is left.
+HWY_INLINE int WaitOf(int cycles) { return cycles / 3 * 4 + cycles % 3; }
+
+// `zero`, on Zen 5 so much later: an address that needs it waits for it, and so
+// does the next one made of the result.
+HWY_INLINE size_t ZeroLater(size_t zero, int wait) {
 #if VARLANE_ZEN5
-  for (int i = multiplications; i != 0; --i) {
+  for (int i = wait >> 2; i != 0; --i) {
     asm volatile("imulq %0, %0" : "+r"(zero) : : "cc");
   }
+  if ((wait & 1) != 0) asm volatile("orq $0, %0" : "+r"(zero) : : "cc");
+  if ((wait & 2) != 0) {
+    asm volatile("orq $0, %0\n\torq $0, %0" : "+r"(zero) : : "cc");
+  }
 #else
-  (void)multiplications;
+  (void)wait;
 #endif
   return zero;
 }
