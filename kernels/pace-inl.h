@@ -66,22 +66,23 @@ class Pace {
   static constexpr int kMost = 288;
   // Of what a step takes, cycles beside its delay.
   static constexpr float kRest = 12;
-  // One pair may be a matter of other processes; so much evidence is enough.
+  // One pair may be a matter of other processes; so much evidence is enough, to
+  // be had in some ten pairs where the delay is too long and in a hundred or
+  // two, milliseconds, where it is too short.
   static constexpr float kMostOfPair = 0.15f;
-  static constexpr float kEnough = 0.3f;
+  static constexpr float kEnough = 1.0f;
   static constexpr float kEnoughAgain = 0.6f;
   static constexpr float kOfCache = 0.85f;
   static constexpr float kOfMemory = 0.95f;
   static constexpr float kMostOfUsual = 1.25f;
   static constexpr float kWeightOfMore = 1.0f / 8;
-  static constexpr float kWeightOfLess = 1.0f / 32;
-  static constexpr float kWeightOfCache = 1.0f / 256;
+  static constexpr float kWeightOfLess = 1.0f / 256;
 
   // Whether what is read comes from a cache, after a pair that took so many
   // ticks a byte. Two in a row say so, one may be chance. A cache shows only as
-  // the delay becomes shorter, so what is usual follows that slowly, and what
-  // the delay was is kept; more slowly still once it shows, which may after all
-  // be memory that became quicker.
+  // the delay becomes shorter, so what is usual follows far more slowly than it
+  // does, and what the delay was is kept. But it follows: what shows may after
+  // all be memory that became quicker.
   HWY_INLINE void NotePair(float ticks) {
     if (usual_ == 0) usual_ = ticks;
     const bool quick = ticks < kOfCache * usual_;
@@ -89,9 +90,7 @@ class Pace {
     cached_ = quick && quick_;
     if (cached_) delay_ = delay_of_memory_;
     quick_ = quick;
-    const float weight = cached_          ? kWeightOfCache
-                         : ticks < usual_ ? kWeightOfLess
-                                          : kWeightOfMore;
+    const float weight = ticks < usual_ ? kWeightOfLess : kWeightOfMore;
     usual_ += weight * (HWY_MIN(ticks, kMostOfUsual * usual_) - usual_);
   }
 
@@ -112,11 +111,12 @@ class Pace {
   }
 
   HWY_INLINE void JudgeDelay(float more) {
-    // Of what it would be if nothing but the delay bound; less than half, since
-    // too short a delay costs little and too long a one all it is.
-    const float quarter =
-        static_cast<float>(Step()) / 4 / (static_cast<float>(delay_) + kRest);
-    evidence_ += more - quarter;
+    // Of what it would be if nothing but the delay bound; far less than half,
+    // since too short a delay costs little and too long a one all it is, and
+    // since what is clipped of noise hides a part of it.
+    const float eighth =
+        static_cast<float>(Step()) / 8 / (static_cast<float>(delay_) + kRest);
+    evidence_ += more - eighth;
     if (evidence_ > kEnough) Move(-1);
     if (evidence_ < -kEnough) Move(1);
   }

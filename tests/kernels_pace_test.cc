@@ -72,16 +72,16 @@ class PaceTest : public ::testing::Test {
 TEST_F(PaceTest, TheDelayIsWhatMemoryTakes) {
   for (const double ticks : {60.0, 32.0, 90.0}) {  // best: 72, 30 and 117
     const double best = (ticks - 12) * 3 / 2;
-    Run({.ticks_per_step = ticks}, 6000);
-    EXPECT_NEAR(MeanDelay({.ticks_per_step = ticks}, 2000), best, 0.25 * best)
+    Run({.ticks_per_step = ticks}, 40000);
+    EXPECT_NEAR(MeanDelay({.ticks_per_step = ticks}, 2000), best, 0.1 * best)
         << ticks;
   }
 }
 
 TEST_F(PaceTest, WhatItTriesCostsLittleAmongNoise) {
   for (const double ticks : {28.0, 38.0, 60.0}) {
-    const Memory memory = {.ticks_per_step = ticks, .noise = 0.1};
-    Run(memory, 6000);
+    const Memory memory = {.ticks_per_step = ticks, .noise = 0.2};
+    Run(memory, 20000);
     EXPECT_LT(MeanStep(memory, 20000), 1.02) << ticks;
   }
 }
@@ -92,6 +92,18 @@ TEST_F(PaceTest, WhatACacheGivesTeachesLittle) {
   const int before = pace_.delay();
   Run({.ticks_per_step = 14}, 256);
   EXPECT_NEAR(pace_.delay(), before, 0.4 * before);
+}
+
+TEST_F(PaceTest, TurnsWithACacheTeachLittleByAndBy) {
+  const Memory memory = {.ticks_per_step = 50};  // best: 57
+  const Memory cache = {.ticks_per_step = 14};
+  Run(memory, 20000);
+  double mean = 0;
+  for (int turn = 0; turn < 20; ++turn) {
+    Run(cache, 500);
+    mean = MeanDelay(memory, 1000);
+  }
+  EXPECT_GT(mean, 0.6 * 57);
 }
 
 TEST_F(PaceTest, MemoryThatBecameQuickerIsNoCacheForLong) {
