@@ -19,6 +19,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if !VARLANE_HAS_FMA
 
+// Where a sum in fp64 stands midway between two fp32 numbers.
+template <class DD, class VD = hn::Vec<DD>>
+HWY_INLINE auto IsTie(DD /*dd*/, VD sum) {
+  const hn::Rebind<int64_t, DD> di;
+  const auto past_fp32 = hn::And(hn::BitCast(di, sum), hn::Set(di, 0x1fffffff));
+  return hn::Eq(past_fp32, hn::Set(di, 0x10000000));
+}
+
 // Where a sum in fp64 stands midway between two fp32 numbers but only since it
 // was rounded itself, one step towards what was rounded off; others as they
 // are. `product` and `addend` are what it is the sum of.
@@ -31,10 +39,8 @@ HWY_NOINLINE VD StepOffTies(DD dd, VD product, VD addend, VD sum) {
   const VD off =
       hn::Add(hn::Sub(product, hn::Sub(sum, added)), hn::Sub(addend, added));
   const auto bits = hn::BitCast(di, sum);
-  const auto tie =
-      hn::Eq(hn::And(bits, hn::Set(di, 0x1fffffff)), hn::Set(di, 0x10000000));
   const auto steps =
-      hn::AndNot(hn::RebindMask(di, hn::Eq(off, hn::Zero(dd))), tie);
+      hn::AndNot(hn::RebindMask(di, hn::Eq(off, hn::Zero(dd))), IsTie(dd, sum));
   // 1 away from zero where the signs are the same, else -1.
   const auto step =
       hn::Or(hn::BroadcastSignBit(hn::Xor(bits, hn::BitCast(di, off))),
@@ -53,9 +59,7 @@ HWY_INLINE VD MulAddToRound(DD dd, VD a, VD b, VD c) {
   const hn::Rebind<int64_t, DD> di;
   const VD product = hn::Mul(a, b);
   const VD sum = hn::Add(product, c);
-  const auto past_fp32 = hn::And(hn::BitCast(di, sum), hn::Set(di, 0x1fffffff));
-  const auto tie = hn::Eq(past_fp32, hn::Set(di, 0x10000000));
-  if (HWY_LIKELY(hn::AllFalse(di, tie))) return sum;
+  if (HWY_LIKELY(hn::AllFalse(di, IsTie(dd, sum)))) return sum;
   return StepOffTies(dd, product, c, sum);
 }
 
