@@ -9,12 +9,6 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Keys [begin, end) of a tile that one row sees; empty where end == begin.
-struct Span {
-  int begin;
-  int end;
-};
-
 HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
   const int64_t end = HWY_MIN(place.high - tile_begin, int64_t{kKeyTile});
   const int64_t begin = HWY_MAX(place.low - tile_begin, int64_t{0});
@@ -33,6 +27,19 @@ HWY_INLINE Span CommonSteps(const Span* spans, int rows) {
     common.end = HWY_MIN(common.end, spans[r].end / kPack);
   }
   return common;
+}
+
+// Those that any of them sees, a part of it at least.
+template <class Ops>
+HWY_INLINE Span SeenSteps(const Span* spans, int rows) {
+  constexpr int kPack = Ops::kPack;
+  Span any = {kTileSteps<Ops>, 0};
+  HWY_UNROLL(1) for (int r = 0; r < rows; ++r) {
+    if (spans[r].begin >= spans[r].end) continue;
+    any.begin = HWY_MIN(any.begin, spans[r].begin / kPack);
+    any.end = HWY_MAX(any.end, (spans[r].end + kPack - 1) / kPack);
+  }
+  return any;
 }
 
 // Of a tile that has been weighed: nothing, what every row sees all of, or what
@@ -246,9 +253,7 @@ class GroupPass {
     steps_ = whole;
     if (end % kPack == 0) return;
     BeginSums();
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      AddOwn(tile, r, {end / kPack, end / kPack, false, true});
-    }
+    AddEdge(tile, spans, {end / kPack, end / kPack + 1});
   }
 
   // A tile that some row sees nothing or a part of.
@@ -349,38 +354,33 @@ class GroupPass {
     }
   }
 
-  // What all rows see goes through the register tile, with the tiles before
-  // where they see the first step of this one; the ends row by row. Each row
-  // keeps its token order.
+  // What all rows see whole goes with the tiles before where it begins with
+  // this one; what only some see comes before and after it. Each row keeps its
+  // token order.
   HWY_NOINLINE void AddRagged(int tile, const Span* spans) {
     const int first = tile * kTileSteps<Ops>;
     const Span common = CommonSteps<Ops>(spans, R);
+    const Span some = SeenSteps<Ops>(spans, R);
     const bool any = common.begin < common.end;
-    if (common.begin != 0 || !any) {
+    if (!any || common.begin != 0) {
       AddValues(first);
       BeginSums();
-      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        const auto [begin, end] = spans[r];
-        AddOwn(tile, r,
-               {(begin + kPack - 1) / kPack, any ? common.begin : end / kPack,
-                begin % kPack != 0, !any && end % kPack != 0});
-      }
+      AddEdge(tile, spans, {some.begin, any ? common.begin : some.end});
       added_ = first + common.begin;
     }
     if (any) {
       AddValues(first + common.end);
-      HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-        const int end = spans[r].end;
-        AddOwn(tile, r, {common.end, end / kPack, false, end % kPack != 0});
-      }
+      AddEdge(tile, spans, {common.end, some.end});
     }
     added_ = steps_ = first + kTileSteps<Ops>;
   }
 
-  HWY_INLINE void AddOwn(int tile, int r, const OwnSteps& own) {
-    OwnValues<Ops>(pages_.v + tile * kGroups,
-                   Weights(tile * kTileSteps<Ops>) + r * ws_.p_stride, own,
-                   acc_ + r * ws_.acc_floats, ws_.acc_floats);
+  // What rows see of these steps of a tile, if anything.
+  HWY_INLINE void AddEdge(int tile, const Span* spans, Span steps) {
+    if (steps.begin >= steps.end) return;
+    ValuesOfEdge<Ops, R>(Weights(tile * kTileSteps<Ops>), ws_.p_stride,
+                         pages_.v + tile * kGroups, spans, steps.begin,
+                         steps.end, acc_, ws_.acc_floats);
   }
 
   HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {

@@ -137,19 +137,21 @@ HWY_INLINE void PanelValues(const typename Ops::Operand* p, int p_stride,
   }
 }
 
-// A row's own values outside what its group does together; `p` are its weights
-// from the tile's first step on.
-template <class Ops>
-HWY_INLINE void OwnValues(const std::byte* const* groups,
-                          const typename Ops::Operand* p, const OwnSteps& own,
-                          float* acc, int acc_floats) {
-  if (!own.any()) return;
+// What rows see of steps [begin, end) of a tile, over all dims; `p` are its
+// weights from the tile's first step on.
+template <class Ops, int R>
+HWY_NOINLINE void ValuesOfEdge(const typename Ops::Operand* p, int p_stride,
+                               const std::byte* const* groups,
+                               const Span* spans, int begin, int end,
+                               float* acc, int acc_floats) {
+  constexpr int kVecs = HWY_MIN(kVecsBeside<R>, kMaxVecs);
   const int vecs = acc_floats / static_cast<int>(kN);
-  for (int first = 0; first < vecs; first += kMaxVecs) {
-    OfWidth(HWY_MIN(kMaxVecs, vecs - first), [&](auto vectors) HWY_ATTR {
-      RowValues<Ops, decltype(vectors)::value>(
-          p, groups, VecOffset<Ops>(first), ValueStride<Ops>(acc_floats), own,
-          acc + first * static_cast<int>(kN));
+  for (int first = 0; first < vecs; first += kVecs) {
+    OfWidth<kVecs>(HWY_MIN(kVecs, vecs - first), [&](auto vectors) HWY_ATTR {
+      EdgeValues<Ops, R, decltype(vectors)::value>(
+          p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
+          ValueStride<Ops>(acc_floats), spans, begin, end,
+          acc + first * static_cast<int>(kN), static_cast<size_t>(acc_floats));
     });
   }
 }

@@ -301,51 +301,54 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   StoreRows(sum, acc, acc_stride);
 }
 
-// What one row adds for itself of a tile: steps [begin, end), and before and
-// after them a step of which it sees the odd resp. the even token only.
-struct OwnSteps {
+// Keys [begin, end) of a tile that one row sees; empty where end == begin.
+struct Span {
   int begin;
   int end;
-  bool odd_before;
-  bool even_after;
-  HWY_INLINE bool any() const {
-    return begin < end || odd_before || even_after;
-  }
 };
 
-// acc[NV * kN] += p . v of one row. A token that it does not see may be NaN, so
-// it is dropped, not multiplied by a zero weight.
-template <class Ops, int NV>
-HWY_NOINLINE void RowValues(const typename Ops::Operand* HWY_RESTRICT p,
-                            const std::byte* const* HWY_RESTRICT groups,
-                            size_t offset, size_t stride, const OwnSteps& own,
-                            float* HWY_RESTRICT acc) {
-  constexpr int kSteps = kGroupTokens / Ops::kPack;
-  V sum[1][NV];
-  LoadRows(acc, 0, sum);
-  const auto add = [&](int step, const auto& part) HWY_ATTR {
+// acc[r][NV * kN] += p_r . v of R rows over steps [begin, end) of a tile, of
+// each row what its span has of them. A token that it does not see may be NaN,
+// so it is dropped, not multiplied by a zero weight.
+//
+// p       the weights of the tile's first step, rows p_stride apart
+// groups  the tile's
+template <class Ops, int R, int NV>
+HWY_NOINLINE void EdgeValues(const typename Ops::Operand* HWY_RESTRICT p,
+                             size_t p_stride,
+                             const std::byte* const* HWY_RESTRICT groups,
+                             size_t offset, size_t stride,
+                             const Span* HWY_RESTRICT spans, int begin, int end,
+                             float* HWY_RESTRICT acc, size_t acc_stride) {
+  constexpr int kPack = Ops::kPack;
+  constexpr int kSteps = kGroupTokens / kPack;
+  V sum[R][NV];
+  LoadRows(acc, acc_stride, sum);
+  HWY_UNROLL(1) for (int step = begin; step < end; ++step) {
     const std::byte* lane = groups[step / kSteps] + offset +
                             static_cast<size_t>(step % kSteps) * stride;
-    HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
-      const auto raw = Ops::Load(lane + i * kVecBytes<Ops>);
-      sum[0][i] = Ops::MulAdd(sum[0][i], part(raw), p[step]);
-    }
-  };
-  using Raw = typename Ops::Raw;
-  if constexpr (Ops::kPack == 2) {
-    if (own.odd_before) {
-      add(own.begin - 1, [](Raw raw) HWY_ATTR { return Ops::DropEven(raw); });
+    const int token = step * kPack;
+    const typename Ops::Operand* x = p + step;
+    HWY_UNROLL(16) for (int r = 0; r < R; ++r, x += p_stride) {
+      const auto [first, last] = spans[r];
+      if (token >= last || token + kPack <= first) continue;
+      typename Ops::Raw part[NV];
+      HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+        part[i] = Ops::Load(lane + i * kVecBytes<Ops>);
+      }
+      if constexpr (kPack == 2) {
+        if (token + 1 == last) {
+          for (auto& raw : part) raw = Ops::DropOdd(raw);
+        } else if (token < first) {
+          for (auto& raw : part) raw = Ops::DropEven(raw);
+        }
+      }
+      HWY_UNROLL(16) for (int i = 0; i < NV; ++i) {
+        sum[r][i] = Ops::MulAdd(sum[r][i], part[i], *x);
+      }
     }
   }
-  HWY_UNROLL(1) for (int step = own.begin; step < own.end; ++step) {
-    add(step, [](Raw raw) HWY_ATTR { return raw; });
-  }
-  if constexpr (Ops::kPack == 2) {
-    if (own.even_after) {
-      add(own.end, [](Raw raw) HWY_ATTR { return Ops::DropOdd(raw); });
-    }
-  }
-  StoreRows(sum, acc, 0);
+  StoreRows(sum, acc, acc_stride);
 }
 
 }  // namespace VARLANE_NS
