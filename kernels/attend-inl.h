@@ -132,8 +132,8 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
 // Writes a complete row to where it belongs, past the caches where they would
 // not hold it.
 template <class Ops>
-HWY_INLINE void WriteOut(const AttendArgs& args, const Workspace<Ops>& ws,
-                         const RowPlace& place, const State& state) {
+HWY_INLINE void WriteOut(const AttendArgs& args, const RowPlace& place,
+                         const State& state) {
   const int64_t token = place.token;
   const int64_t head = place.head;
   float* lse = args.lse == nullptr
@@ -144,12 +144,8 @@ HWY_INLINE void WriteOut(const AttendArgs& args, const Workspace<Ops>& ws,
       static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
   const bool streams = args.streams_out && bytes % 64 == 0 &&
                        reinterpret_cast<uintptr_t>(out) % 64 == 0;
-  // Where a row is complete weights are no longer needed.
-  static_assert(kRunSteps<Ops> * sizeof(typename Ops::Operand) * kMaxRows >=
-                kMaxHeadSize * sizeof(float));
   FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
-                 args.v_head_size, args.out_dtype, streams ? ws.p : out, lse);
-  if (streams) StreamLines(ws.p, bytes, out);
+                 args.v_head_size, args.out_dtype, out, streams, lse);
 }
 
 // Hands a row's state of one partition on: to its partial record, to its output
@@ -186,7 +182,7 @@ HWY_INLINE void ClosePartition(const AttendArgs& args, const Workspace<Ops>& ws,
     state = merged;
   }
   if (partition != last) return;
-  WriteOut(args, ws, place, state);
+  WriteOut<Ops>(args, place, state);
 }
 
 template <class Pool, class Ops>
@@ -244,11 +240,11 @@ void MergePartials(const MergeArgs& args) {
     }
     const int64_t token = row / args.group;
     const int64_t head = row % args.group;
-    FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
-                   args.v_head_size, args.out_dtype, OutRow(args, token, head),
-                   args.lse == nullptr
-                       ? nullptr
-                       : args.lse + token * args.lse_token_stride + head);
+    FinishRow<Ops>(
+        state, args.sinks == nullptr ? nullptr : args.sinks + head,
+        args.v_head_size, args.out_dtype, OutRow(args, token, head), false,
+        args.lse == nullptr ? nullptr
+                            : args.lse + token * args.lse_token_stride + head);
   }
 }
 

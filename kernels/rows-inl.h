@@ -36,46 +36,45 @@ HWY_INLINE void ReadRow(const void* from, DType dtype, int n,
 // Writes n values as `dtype`, rounding to nearest even; value(i) gives the
 // vector from element i on, whose lanes past n are dropped. `kFlushed` says
 // that no value is denormal: the CPU's own conversion to bf16 would lose them.
-template <bool kFlushed, class Value>
+// `kStreams` as Put has it.
+template <bool kFlushed, bool kStreams, class Value>
 HWY_INLINE void WriteValues(DType dtype, int n, void* to, const Value& value) {
   constexpr int kStep = static_cast<int>(kN);
-  const hn::Rebind<uint16_t, D> d16;
   int i = 0;
   if (dtype == DType::kF32) {
     auto* out = static_cast<float*>(to);
-    for (; i + kStep <= n; i += kStep) StoreF(value(i), out + i);
-    if (i == n) return;
+    for (; i + kStep <= n; i += kStep) Put<kStreams>(value(i), D(), out + i);
+    if (kStreams || i == n) return;
     alignas(64) float rest[kLanes];
     StoreF(value(i), rest);
     for (int j = i; j < n; ++j) out[j] = rest[j - i];
     return;
   }
   auto* out = static_cast<uint16_t*>(to);
-  const auto write = [&](uint16_t* half) HWY_ATTR {
-    if (dtype == DType::kF16) return StoreF16(value(i), half);
-    const auto bits = hn::BitCast(DI(), RoundToBf16(value(i)));
-    hn::StoreU(hn::DemoteTo(d16, bits), d16, half);
+  const auto half = [&]() HWY_ATTR {
+    if (dtype == DType::kF16) return ToF16(value(i));
+    return hn::DemoteTo(D16(), hn::BitCast(DI(), RoundToBf16(value(i))));
   };
 #if VARLANE_NATIVE_BF16
   if (kFlushed && dtype == DType::kBF16) {
     for (; i + 2 * kStep <= n; i += 2 * kStep) {
       const V lo = value(i);
-      OpsBf16::StorePairs(lo, value(i + kStep), out + i);
+      OpsBf16::StorePairs<kStreams>(lo, value(i + kStep), out + i);
     }
   }
 #endif
-  for (; i + kStep <= n; i += kStep) write(out + i);
-  if (i == n) return;
+  for (; i + kStep <= n; i += kStep) Put<kStreams>(half(), D16(), out + i);
+  if (kStreams || i == n) return;
   alignas(64) uint16_t rest[kLanes];
-  write(rest);
+  hn::StoreU(half(), D16(), rest);
   for (int j = i; j < n; ++j) out[j] = rest[j - i];
 }
 
 // The same of what stands in memory, readable to a whole vector.
 HWY_INLINE void WriteRow(const float* HWY_RESTRICT from, DType dtype, int n,
                          void* to) {
-  WriteValues<false>(dtype, n, to,
-                     [&](int i) HWY_ATTR { return LoadF(from + i); });
+  WriteValues<false, false>(dtype, n, to,
+                            [&](int i) HWY_ATTR { return LoadF(from + i); });
 }
 
 HWY_INLINE const void* RowAt(const void* base, DType dtype, int64_t elements) {
@@ -170,16 +169,16 @@ class Divisor {
 };
 
 // acc / by, n elements of `dtype`. acc is readable to a multiple of kLanes.
-template <int kSteps>
+template <int kSteps, bool kStreams>
 HWY_INLINE void WriteDivided(const float* HWY_RESTRICT acc, float by,
                              DType dtype, int n, void* to) {
   const Divisor divisor(by);
   V odd = Zero();
-  WriteValues<true>(dtype, n, to, [&](int i) HWY_ATTR {
+  WriteValues<true, kStreams>(dtype, n, to, [&](int i) HWY_ATTR {
     return divisor.Divide<kSteps>(LoadF(acc + i), odd);
   });
   if (HWY_LIKELY(hn::AllFalse(D(), hn::IsNaN(odd)))) return;
-  WriteValues<true>(dtype, n, to, [&](int i) HWY_ATTR {
+  WriteValues<true, kStreams>(dtype, n, to, [&](int i) HWY_ATTR {
     V rest = Zero();
     const V x = LoadF(acc + i);
     const V quotient = divisor.Divide<kSteps>(x, rest);
@@ -187,14 +186,23 @@ HWY_INLINE void WriteDivided(const float* HWY_RESTRICT acc, float by,
   });
 }
 
-// Whole lines, past the caches; others see them after hwy::FlushStream.
-HWY_INLINE void StreamLines(const void* from, size_t bytes, void* to) {
-  const hn::ScalableTag<uint8_t> d;
-  const auto* read = static_cast<const uint8_t*>(from);
-  auto* out = static_cast<uint8_t*>(to);
-  for (size_t at = 0; at < bytes; at += hn::Lanes(d)) {
-    hn::Stream(hn::LoadU(d, read + at), d, out + at);
+// The same past the caches. Called: it is seldom done, and long.
+template <int kSteps>
+HWY_NOINLINE void StreamDivided(const float* HWY_RESTRICT acc, float by,
+                                DType dtype, int n, void* to) {
+  WriteDivided<kSteps, true>(acc, by, dtype, n, to);
+}
+
+template <int kSteps>
+HWY_INLINE void Divide(const float* HWY_RESTRICT acc, float by, DType dtype,
+                       int n, void* to, bool streams) {
+  if constexpr (kMayStream) {
+    if (HWY_UNLIKELY(streams)) {
+      StreamDivided<kSteps>(acc, by, dtype, n, to);
+      return;
+    }
   }
+  WriteDivided<kSteps, false>(acc, by, dtype, n, to);
 }
 
 // --- states in memory --------------------------------------------------------
@@ -252,10 +260,11 @@ HWY_INLINE void AddSink(float sink, State& state, int acc_floats) {
   state.sum += Exp2Scalar<Ops::kExpDegree>(max - state.max);
 }
 
-// out = acc / sum and the natural LSE.
+// out = acc / sum, past the caches where `streams`, and the natural LSE.
 template <class Ops>
 HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
-                          DType out_dtype, void* out, float* lse) {
+                          DType out_dtype, void* out, bool streams,
+                          float* lse) {
   if (sink != nullptr) {
     AddSink<Ops>(*sink, state, PaddedWidth(v_head_size));
   }
@@ -265,9 +274,9 @@ HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
     return;
   }
   if (out_dtype == DType::kF32) {
-    WriteDivided<2>(state.acc, state.sum, out_dtype, v_head_size, out);
+    Divide<2>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
   } else {
-    WriteDivided<1>(state.acc, state.sum, out_dtype, v_head_size, out);
+    Divide<1>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
   }
   if (lse != nullptr) {
     constexpr double kLn2 = 0.693147180559945309417;

@@ -39,19 +39,30 @@ HWY_NOINLINE void Rescale(float exponent, float* HWY_RESTRICT lanes,
   }
 }
 
-// A tile's scores, those outside [begin, end) as -inf. What stands there may be
-// anything.
+// A tile's scores, those outside [begin, end), which is not empty, as -inf.
+// What stands there may be anything.
 HWY_INLINE void LoadMasked(int begin, int end, const float* HWY_RESTRICT scores,
                            V (&masked)[kTileVecs]) {
   const V minus_inf = Broadcast(kMinusInf);
+#if HWY_TARGET == HWY_AVX3
+  // Masks are bits there: 8x512 up to 0.5% faster.
+  static_assert(kKeyTile == 64 && kN == 16);
+  const uint64_t bits = ~uint64_t{0} << begin & ~uint64_t{0} >> (64 - end);
+  const auto seen = [&](int at) HWY_ATTR {
+    return hn::Mask<D>{static_cast<__mmask16>(bits >> at)};
+  };
+#else
   const auto first = hn::Set(DI(), begin);
   const auto last = hn::Set(DI(), end);
+  const auto seen = [&](int at) HWY_ATTR {
+    const auto token = hn::Iota(DI(), at);
+    return hn::RebindMask(
+        D(), hn::AndNot(hn::Lt(token, first), hn::Lt(token, last)));
+  };
+#endif
   HWY_UNROLL(16) for (int v = 0; v < kTileVecs; ++v) {
     const int at = v * static_cast<int>(kN);
-    const auto token = hn::Iota(DI(), at);
-    const auto seen = hn::RebindMask(
-        D(), hn::AndNot(hn::Lt(token, first), hn::Lt(token, last)));
-    masked[v] = hn::IfThenElse(seen, LoadF(scores + at), minus_inf);
+    masked[v] = hn::IfThenElse(seen(at), LoadF(scores + at), minus_inf);
   }
 }
 

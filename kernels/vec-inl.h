@@ -49,6 +49,7 @@ constexpr bool kAvx2 = HWY_TARGET == HWY_AVX2;
 using D = hn::CappedTag<float, kLanes>;
 using DU = hn::Rebind<uint32_t, D>;
 using DI = hn::Rebind<int32_t, D>;
+using D16 = hn::Rebind<uint16_t, D>;
 using V = hn::Vec<D>;
 constexpr size_t kN = hn::MaxLanes(D());
 static_assert(kLanes % kN == 0, "lanes of the running sum must tile");
@@ -74,6 +75,20 @@ HWY_INLINE V Zero() { return hn::Zero(D()); }
 HWY_INLINE V Broadcast(float x) { return hn::Set(D(), x); }
 HWY_INLINE V LoadF(const float* p) { return hn::LoadU(D(), p); }
 HWY_INLINE void StoreF(V v, float* p) { hn::StoreU(v, D(), p); }
+
+// Stores past the caches, where `kStreams`: whole lines, aligned, which others
+// see after hwy::FlushStream. Not of less than a vector of Highway's.
+constexpr bool kMayStream = kN >= 8;
+template <bool kStreams, class VT, class Tag, class T>
+HWY_INLINE void Put(VT v, Tag d, T* to) {
+  static_assert(kMayStream || !kStreams);
+  if constexpr (kStreams) {
+    hn::Stream(v, d, to);
+  } else {
+    hn::StoreU(v, d, to);
+  }
+}
+
 // The one fused operation results depend on: a * b + c, a * b - c, c - a * b.
 #if VARLANE_HAS_FMA
 HWY_INLINE V Fma(V a, V b, V c) { return hn::MulAdd(a, b, c); }
@@ -117,7 +132,7 @@ HWY_INLINE hn::Vec<DU> RoundToBf16(V v) {
 // Source of the branch-free forms: F. Giesen, "half <-> float conversions"
 // (float_to_half_fast3_rtne), public domain.
 HWY_INLINE V LoadF16(const uint16_t* from) {
-  const hn::Rebind<uint16_t, D> d16;
+  const D16 d16;
 #if VARLANE_NATIVE_F16
   const hn::Rebind<hwy::float16_t, D> dh;
   return hn::PromoteTo(D(), hn::BitCast(dh, hn::LoadU(d16, from)));
@@ -141,11 +156,11 @@ HWY_INLINE V LoadF16(const uint16_t* from) {
 #endif
 }
 
-HWY_INLINE void StoreF16(V v, uint16_t* to) {
-  const hn::Rebind<uint16_t, D> d16;
+HWY_INLINE hn::Vec<D16> ToF16(V v) {
+  const D16 d16;
 #if VARLANE_NATIVE_F16
   const hn::Rebind<hwy::float16_t, D> dh;
-  hn::StoreU(hn::BitCast(d16, hn::DemoteTo(dh, v)), d16, to);
+  return hn::BitCast(d16, hn::DemoteTo(dh, v));
 #else
   const DU du;
   const DI di;
@@ -172,7 +187,7 @@ HWY_INLINE void StoreF16(V v, uint16_t* to) {
   half = hn::IfThenElse(is_large, hn::Set(du, 0x7c00u), half);
   half = hn::IfThenElse(is_nan, hn::Set(du, 0x7e00u), half);
   half = hn::Or(half, hn::ShiftRight<16>(sign));
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, half)), d16, to);
+  return hn::DemoteTo(d16, hn::BitCast(di, half));
 #endif
 }
 
@@ -238,9 +253,11 @@ struct OpsBf16 {
                               reinterpret_cast<__m512bh>(pair.raw))};
   }
   // Two vectors of fp32 to 32 bf16 operands' halves, in order.
+  template <bool kStreams = false>
   static HWY_INLINE void StorePairs(V lo, V hi, void* to) {
     const __m512bh packed = _mm512_cvtne2ps_pbh(hi.raw, lo.raw);
-    _mm512_storeu_si512(to, reinterpret_cast<__m512i>(packed));
+    Put<kStreams>(Raw{reinterpret_cast<__m512i>(packed)}, DU(),
+                  static_cast<uint32_t*>(to));
   }
 };
 #else
