@@ -29,17 +29,16 @@ HWY_INLINE Span CommonSteps(const Span* spans, int rows) {
   return common;
 }
 
-// Those that any of them sees, a part of it at least.
-template <class Ops>
-HWY_INLINE Span SeenSteps(const Span* spans, int rows) {
-  constexpr int kPack = Ops::kPack;
-  Span any = {kTileSteps<Ops>, 0};
+// From the first key of a tile that any of these rows sees to the last one;
+// none where begin >= end.
+HWY_INLINE Span SeenKeys(const Span* spans, int rows) {
+  Span seen = {kKeyTile, 0};
   HWY_UNROLL(1) for (int r = 0; r < rows; ++r) {
-    if (spans[r].begin >= spans[r].end) continue;
-    any.begin = HWY_MIN(any.begin, spans[r].begin / kPack);
-    any.end = HWY_MAX(any.end, (spans[r].end + kPack - 1) / kPack);
+    if (spans[r].end == 0) continue;
+    seen.begin = HWY_MIN(seen.begin, spans[r].begin);
+    seen.end = HWY_MAX(seen.end, spans[r].end);
   }
-  return any;
+  return seen;
 }
 
 // Of a tile that has been weighed: nothing, what every row sees all of, or what
@@ -261,13 +260,7 @@ class GroupPass {
     waiting_.Finish();
     Span spans[R];
     FindSpans(tile, spans);
-    int begin = kKeyTile;
-    int end = 0;
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      if (spans[r].end == 0) continue;
-      begin = HWY_MIN(begin, spans[r].begin);
-      end = HWY_MAX(end, spans[r].end);
-    }
+    const auto [begin, end] = SeenKeys(spans, R);
     if (end != 0) ScoresOf(tile, begin, end);
     PassSpans(tile, spans);
   }
@@ -360,7 +353,8 @@ class GroupPass {
   HWY_NOINLINE void AddRagged(int tile, const Span* spans) {
     const int first = tile * kTileSteps<Ops>;
     const Span common = CommonSteps<Ops>(spans, R);
-    const Span some = SeenSteps<Ops>(spans, R);
+    const Span seen = SeenKeys(spans, R);
+    const Span some = {seen.begin / kPack, (seen.end + kPack - 1) / kPack};
     const bool any = common.begin < common.end;
     if (!any || common.begin != 0) {
       AddValues(first);

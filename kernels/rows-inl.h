@@ -13,7 +13,7 @@ constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 // Reads n elements of `dtype` as fp32. n need not be a multiple of anything.
 HWY_INLINE void ReadRow(const void* from, DType dtype, int n,
                         float* HWY_RESTRICT to) {
-  const hn::Rebind<uint16_t, D> d16;
+  const D16 d16;
   const int whole = n - n % static_cast<int>(kN);
   if (dtype == DType::kF32) {
     std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
@@ -170,8 +170,8 @@ class Divisor {
 
 // acc / by, n elements of `dtype`. acc is readable to a multiple of kLanes.
 template <int kSteps, bool kStreams>
-HWY_INLINE void WriteDivided(const float* HWY_RESTRICT acc, float by,
-                             DType dtype, int n, void* to) {
+HWY_INLINE void PutDivided(const float* HWY_RESTRICT acc, float by, DType dtype,
+                           int n, void* to) {
   const Divisor divisor(by);
   V odd = Zero();
   WriteValues<true, kStreams>(dtype, n, to, [&](int i) HWY_ATTR {
@@ -190,19 +190,19 @@ HWY_INLINE void WriteDivided(const float* HWY_RESTRICT acc, float by,
 template <int kSteps>
 HWY_NOINLINE void StreamDivided(const float* HWY_RESTRICT acc, float by,
                                 DType dtype, int n, void* to) {
-  WriteDivided<kSteps, true>(acc, by, dtype, n, to);
+  PutDivided<kSteps, true>(acc, by, dtype, n, to);
 }
 
 template <int kSteps>
-HWY_INLINE void Divide(const float* HWY_RESTRICT acc, float by, DType dtype,
-                       int n, void* to, bool streams) {
+HWY_INLINE void WriteDivided(const float* HWY_RESTRICT acc, float by,
+                             DType dtype, int n, void* to, bool streams) {
   if constexpr (kMayStream) {
     if (HWY_UNLIKELY(streams)) {
       StreamDivided<kSteps>(acc, by, dtype, n, to);
       return;
     }
   }
-  WriteDivided<kSteps, false>(acc, by, dtype, n, to);
+  PutDivided<kSteps, false>(acc, by, dtype, n, to);
 }
 
 // --- states in memory --------------------------------------------------------
@@ -274,9 +274,9 @@ HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
     return;
   }
   if (out_dtype == DType::kF32) {
-    Divide<2>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
+    WriteDivided<2>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
   } else {
-    Divide<1>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
+    WriteDivided<1>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
   }
   if (lse != nullptr) {
     constexpr double kLn2 = 0.693147180559945309417;
