@@ -16,6 +16,8 @@ namespace {
 
 // A sample shorter than this is noise of the clock and the scheduler.
 constexpr double kMinSampleSeconds = 2e-3;
+// What brings a sampler's data back to its cache; see Sampler::warms.
+constexpr double kWarmSeconds = 20e-3;
 
 double Rank(const std::vector<double>& sorted, double share) {
   const auto last = static_cast<double>(sorted.size() - 1);
@@ -75,20 +77,35 @@ class DisturbanceMeter {
   Clock::time_point start_;
 };
 
-// The mean of as many goes as fill a sample; keeps the least and the greatest.
-Result<double> Sample(const Sampler& sampler, int repeats, double* low,
+// Goes of one sample: first those that do not count.
+struct Goes {
+  int warm;
+  int counted;
+};
+
+Goes GoesOf(const Sampler& sampler, double seconds, double budget_seconds) {
+  const auto fill = [=](double least) {
+    const double goes = std::min(least, budget_seconds / 20) / seconds;
+    return std::max(1, static_cast<int>(std::ceil(goes)));
+  };
+  return {.warm = sampler.warms ? fill(kWarmSeconds) : 0,
+          .counted = sampler.repeats ? fill(kMinSampleSeconds) : 1};
+}
+
+// The mean of the goes that count; keeps the least and the greatest.
+Result<double> Sample(const Sampler& sampler, const Goes& goes, double* low,
                       double* high) {
-  for (int i = 0; i < repeats && sampler.warms; ++i) {
+  for (int i = 0; i < goes.warm; ++i) {
     VARLANE_TOOLS_TRY(sampler.go().status());
   }
   double sum = 0;
-  for (int i = 0; i < repeats; ++i) {
+  for (int i = 0; i < goes.counted; ++i) {
     VARLANE_TOOLS_ASSIGN(const double one, sampler.go());
     *low = std::min(*low, one);
     *high = std::max(*high, one);
     sum += one;
   }
-  return sum / repeats;
+  return sum / goes.counted;
 }
 
 }  // namespace
@@ -194,21 +211,19 @@ Samples OneRound(const std::vector<double>& goes) {
 
 Result<Samples> Interleave(std::span<const Sampler> samplers,
                            const SampleBudget& budget) {
-  std::vector<int> repeats;
-  std::vector<double> warm_goes;
+  std::vector<Goes> goes;
+  std::vector<double> first_goes;
   double round_seconds = 0;
-  const double least = std::min(kMinSampleSeconds, budget.seconds / 20);
   for (const Sampler& sampler : samplers) {
     const Clock::time_point start = Clock::now();
-    VARLANE_TOOLS_ASSIGN(const double warm, sampler.go());
-    warm_goes.push_back(warm);
+    VARLANE_TOOLS_ASSIGN(const double first, sampler.go());
+    first_goes.push_back(first);
     const double seconds = std::max(SecondsSince(start), 1e-9);
-    const double needed = sampler.repeats ? std::ceil(least / seconds) : 1;
-    repeats.push_back(std::max(1, static_cast<int>(needed)));
-    round_seconds += seconds * repeats.back() * (sampler.warms ? 2 : 1);
+    goes.push_back(GoesOf(sampler, seconds, budget.seconds));
+    round_seconds += seconds * (goes.back().warm + goes.back().counted);
   }
   if (budget.min_rounds == 1 && round_seconds > budget.seconds) {
-    return OneRound(warm_goes);  // one costs more than there is to spend
+    return OneRound(first_goes);  // one costs more than there is to spend
   }
   const int wanted = static_cast<int>(std::clamp(budget.seconds / round_seconds,
                                                  double(budget.min_rounds),
@@ -227,7 +242,7 @@ Result<Samples> Interleave(std::span<const Sampler> samplers,
     for (size_t i = 0; i < samplers.size(); ++i) {
       VARLANE_TOOLS_ASSIGN(
           const double sample,
-          Sample(samplers[i], repeats[i], &all.low[i], &all.high[i]));
+          Sample(samplers[i], goes[i], &all.low[i], &all.high[i]));
       all.of[i].push_back(sample);
     }
     ++all.rounds;

@@ -78,10 +78,11 @@ std::string RowsText(std::span<const BenchRow> rows);
 struct Sampler {
   std::function<Result<double>()> go;
   bool repeats = true;  // short goes are repeated to a sample of a few ms
-  // Each sample begins with as many goes that do not count: they bring back to
-  // its cache what the samplers in between, and whoever shares the cache, drove
-  // out. One is not enough (Zen 5, 17 MB of K/V after 30 ms of other work: 350
-  // us, 330, 240, 220, 160 and then 145).
+  // Each sample begins with some 20 ms of goes that do not count: they bring
+  // back to its cache what the samplers in between, and whoever shares the
+  // cache, drove out. Few are not enough (Zen 5, 17 MB of K/V after 30 ms of
+  // other work: 446 us, 239, 186, the 7th to the 14th 178 to 164, and 137 from
+  // the 60th on).
   bool warms = false;
 };
 
