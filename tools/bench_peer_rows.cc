@@ -61,9 +61,9 @@ Status MeasurePeer(BenchSession* session, const Shape& shape, DType dtype,
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<GemmPeer> by_group,
                        GemmPeer::Create(session->runtime(), *work, true));
   const std::vector<Sampler> samplers = {
-      {[&] { return work->Run(); }},
-      {[&] { return by_head->Run(); }},
-      {[&] { return by_group->Run(); }},
+      {.go = [&] { return work->Run(); }, .warms = true},
+      {.go = [&] { return by_head->Run(); }, .warms = true},
+      {.go = [&] { return by_group->Run(); }, .warms = true},
       {.go = [&] { return session->AttentionPeak(dtype, Heads{}.size); },
        .repeats = false}};
   VARLANE_TOOLS_ASSIGN(const Samples samples,

@@ -78,11 +78,12 @@ std::string RowsText(std::span<const BenchRow> rows);
 struct Sampler {
   std::function<Result<double>()> go;
   bool repeats = true;  // short goes are repeated to a sample of a few ms
-  // Each sample begins with some 20 ms of goes that do not count: they bring
-  // back to its cache what the samplers in between, and whoever shares the
-  // cache, drove out. Few are not enough (Zen 5, 17 MB of K/V after 30 ms of
-  // other work: 446 us, 239, 186, the 7th to the 14th 178 to 164, and 137 from
-  // the 60th on).
+  // Each sample begins with some 20 ms of goes that do not count, so that none
+  // is measured as the samplers before it leave the machine. They bring back to
+  // its cache what those, and whoever shares the cache, drove out (Zen 5, 17 MB
+  // of K/V after 30 ms of other work: 446 us, 239, 186, the 7th to the 14th 178
+  // to 164, and 137 from the 60th on); and workers that were at L2 find the pace
+  // of DRAM again (decode from there up to 10% slower at first).
   bool warms = false;
 };
 
