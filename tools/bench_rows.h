@@ -82,8 +82,8 @@ struct Sampler {
   // is measured as the samplers before it leave the machine. They bring back to
   // its cache what those, and whoever shares the cache, drove out (Zen 5, 17 MB
   // of K/V after 30 ms of other work: 446 us, 239, 186, the 7th to the 14th 178
-  // to 164, and 137 from the 60th on); and workers that were at L2 find the pace
-  // of DRAM again (decode from there up to 10% slower at first).
+  // to 164, and 137 from the 60th on); and workers that were at L2 find the
+  // pace of DRAM again (decode from there up to 10% slower at first).
   bool warms = false;
 };
 
