@@ -134,18 +134,12 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
 template <class Ops>
 HWY_INLINE void WriteOut(const AttendArgs& args, const RowPlace& place,
                          const State& state) {
-  const int64_t token = place.token;
-  const int64_t head = place.head;
-  float* lse = args.lse == nullptr
-                   ? nullptr
-                   : args.lse + token * args.lse_token_stride + head;
-  void* out = OutRow(args, token, head);
+  const void* out = OutRow(args, place.token, place.head);
   const size_t bytes =
       static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype);
   const bool streams = args.streams_out && bytes % 64 == 0 &&
                        reinterpret_cast<uintptr_t>(out) % 64 == 0;
-  FinishRow<Ops>(state, args.sinks == nullptr ? nullptr : args.sinks + head,
-                 args.v_head_size, args.out_dtype, out, streams, lse);
+  FinishRow<Ops>(args, place.token, place.head, state, streams);
 }
 
 // Hands a row's state of one partition on: to its partial record, to its output
@@ -238,13 +232,7 @@ void MergePartials(const MergeArgs& args) {
       MergeState<Ops>(state, record[0], record[1], record + kLanes, acc_floats);
       record += args.partial_stride;
     }
-    const int64_t token = row / args.group;
-    const int64_t head = row % args.group;
-    FinishRow<Ops>(
-        state, args.sinks == nullptr ? nullptr : args.sinks + head,
-        args.v_head_size, args.out_dtype, OutRow(args, token, head), false,
-        args.lse == nullptr ? nullptr
-                            : args.lse + token * args.lse_token_stride + head);
+    FinishRow<Ops>(args, row / args.group, row % args.group, state, false);
   }
 }
 

@@ -260,23 +260,30 @@ HWY_INLINE void AddSink(float sink, State& state, int acc_floats) {
   state.sum += Exp2Scalar<Ops::kExpDegree>(max - state.max);
 }
 
-// out = acc / sum, past the caches where `streams`, and the natural LSE.
-template <class Ops>
-HWY_INLINE void FinishRow(State state, const float* sink, int v_head_size,
-                          DType out_dtype, void* out, bool streams,
-                          float* lse) {
-  if (sink != nullptr) {
-    AddSink<Ops>(*sink, state, PaddedWidth(v_head_size));
+// out = acc / sum of a complete row, past the caches where `streams`, and the
+// natural LSE.
+template <class Ops, class Args>
+HWY_INLINE void FinishRow(const Args& args, int64_t token, int64_t head,
+                          State state, bool streams) {
+  if (args.sinks != nullptr) {
+    AddSink<Ops>(args.sinks[head], state, PaddedWidth(args.v_head_size));
   }
+  void* out = OutRow(args, token, head);
+  float* lse = args.lse == nullptr
+                   ? nullptr
+                   : args.lse + token * args.lse_token_stride + head;
   if (state.max == kMinusInf) {  // saw nothing
-    std::memset(out, 0, static_cast<size_t>(v_head_size) * SizeOf(out_dtype));
+    std::memset(out, 0,
+                static_cast<size_t>(args.v_head_size) * SizeOf(args.out_dtype));
     if (lse != nullptr) *lse = kMinusInf;
     return;
   }
-  if (out_dtype == DType::kF32) {
-    WriteDivided<2>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
+  if (args.out_dtype == DType::kF32) {
+    WriteDivided<2>(state.acc, state.sum, args.out_dtype, args.v_head_size, out,
+                    streams);
   } else {
-    WriteDivided<1>(state.acc, state.sum, out_dtype, v_head_size, out, streams);
+    WriteDivided<1>(state.acc, state.sum, args.out_dtype, args.v_head_size, out,
+                    streams);
   }
   if (lse != nullptr) {
     constexpr double kLn2 = 0.693147180559945309417;
