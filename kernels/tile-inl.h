@@ -113,7 +113,12 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   if constexpr (Side::kPortions != 0) {
     typename Side::State state;
     side.Start(state);
-    const size_t part = steps / (Side::kPortions + 1);
+    size_t part = steps / (Side::kPortions + 1);
+    if constexpr (kStepUnroll<Ops, kFetch> == 4) {
+      // Whole fours (4 rows of bf16 from L3, in turns: 3% faster).
+      const size_t fours = (part + 1) / 4 * 4;
+      if (fours != 0 && fours * Side::kPortions <= steps) part = fours;
+    }
     size_t later = kAheadSteps;
     const auto steps_of_part = [&]() HWY_ATTR __attribute__((always_inline)) {
       if constexpr (kSwitches) {
