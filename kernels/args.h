@@ -28,12 +28,13 @@ inline constexpr int kPartition = 1024;
 inline constexpr int kLanes = 16;
 
 // Elements of a V row as it is held.
-inline constexpr int PaddedWidth(int v_head_size) {
+[[gnu::always_inline]] inline constexpr int PaddedWidth(int v_head_size) {
   return (v_head_size + kLanes - 1) / kLanes * kLanes;
 }
 
 // One partial softmax state in memory: m (log2 units), l, then acc[Dv'].
-inline constexpr int64_t PartialFloats(int v_head_size_padded) {
+[[gnu::always_inline]] inline constexpr int64_t PartialFloats(
+    int v_head_size_padded) {
   return kLanes + v_head_size_padded;  // m and l padded to one vector
 }
 
@@ -58,13 +59,13 @@ struct RowMask {
   // "All" of a side: beyond any context, far from overflow.
   static constexpr int64_t kAll = int64_t{1} << 40;
 
-  constexpr int64_t high(int64_t token) const {
+  [[gnu::always_inline]] constexpr int64_t high(int64_t token) const {
     const int64_t own = first_position + token + 1 + right;
     const int64_t seen = own > prefix ? own : prefix;
     const int64_t cut = seen < context ? seen : context;
     return cut > 0 ? cut : 0;
   }
-  constexpr int64_t low(int64_t token) const {
+  [[gnu::always_inline]] constexpr int64_t low(int64_t token) const {
     const int64_t own = first_position + token - left;
     const int64_t cut = own > 0 ? own : 0;
     const int64_t end = high(token);

@@ -16,6 +16,8 @@ constexpr int kMostHeads = kRun;
 
 // KV heads [first, first + count) and where the run's keys of each stand.
 struct Heads {
+  HWY_INLINE Heads() = default;  // see passes-inl.h
+
   int first;
   int count;
   RunPages pages[kMostHeads];

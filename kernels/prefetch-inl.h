@@ -87,6 +87,8 @@ constexpr bool FetchesValuesSoon(FetchMode mode) {
 // The first lines of what a micro-kernel reads: line[i] + step * stride.
 constexpr int kHeadLines = kZen5 ? 2 * kMaxVecs : kMaxVecs;
 struct StreamHead {
+  HWY_INLINE StreamHead() = default;  // see passes-inl.h
+
   const std::byte* line[kHeadLines] = {};
   size_t stride = 0;
 };
@@ -104,6 +106,8 @@ HWY_INLINE StreamHead KeyHead(const std::byte* const* groups, size_t stride) {
 // end the last lines are asked for again, which costs less than a branch around
 // it; so every stream stands at some line that is mapped.
 struct Prefetch {
+  HWY_INLINE Prefetch() = default;  // see passes-inl.h
+
   const std::byte* stream[kTogether] = {};
   const std::byte* before[2] = {};  // stream[0] and [1] of the pieces before
   const std::byte* const* next = nullptr;  // the pieces after those
@@ -384,6 +388,8 @@ class Ahead {
 template <int kMost>
 class RowFetches {
  public:
+  HWY_INLINE RowFetches() = default;  // see passes-inl.h
+
   HWY_INLINE void Add(const void* row, size_t bytes) {
     rows_[left_] = static_cast<const std::byte*>(row);
     bytes_[left_] = bytes;

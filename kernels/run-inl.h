@@ -166,6 +166,8 @@ HWY_INLINE bool Together(const RowGroups& groups) {
 // Where the 16-token groups of a run of key tiles stand, `count` of them. Those
 // before the first visible token repeat it and are never read.
 struct RunPages {
+  HWY_INLINE RunPages() = default;  // see passes-inl.h
+
   int count = 0;
   const std::byte* k[kRunGroups];
   const std::byte* v[kRunGroups];

@@ -152,6 +152,8 @@ HWY_INLINE size_t KeyStride(const AttendArgs& args) {
 // What the groups of a chunk share while they pass a run of key tiles.
 template <class Ops>
 struct RunContext {
+  HWY_INLINE RunContext() = default;  // see passes-inl.h
+
   const AttendArgs* args;
   const Workspace<Ops>* ws;
   const RunPages* pages;
