@@ -215,8 +215,8 @@ void AttendRows(const AttendArgs& args) {
       return;
     }
   }
-  AttendGroups<Ops, Ops>(args, RowGroups(rows, args.num_kv_heads,
-                                         TileRows<Ops>(rows, args.group)));
+  const int most = TileRows<Ops>(rows, args.group, args.head_size);
+  AttendGroups<Ops, Ops>(args, RowGroups(rows, args.num_kv_heads, most));
 }
 
 // Folds partial records in index order and writes the rows. Most were written

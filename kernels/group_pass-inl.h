@@ -116,6 +116,10 @@ class GroupPass {
  private:
   static constexpr int kPack = Ops::kPack;
   static constexpr bool kByTile = kZen5 && kFetch == kFetchNear;
+  // Whether softmax hides behind no scores: of so many rows on Zen 5 it would
+  // gain nothing (8 rows from DRAM even to 3% slower).
+  static constexpr bool kSoftensApart =
+      kPassesByTile || kVecsBeside<R> != kTileVecs;
 
   // Tile by tile, then all values.
   HWY_INLINE void RunOver() {
@@ -200,7 +204,7 @@ class GroupPass {
   HWY_INLINE bool ScoresOfWhole(int tile) {
     if constexpr (kTileVecs == kMaxVecs || kAvx2) {
       if (HWY_LIKELY(!modified_)) {
-        if constexpr (kPassesByTile) {
+        if constexpr (kSoftensApart) {
           waiting_.Finish();
           return Steady(tile, NoSide());
         } else {
@@ -466,7 +470,9 @@ HWY_INLINE auto OfRows(int rows, const Pass& pass) {
 
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
-  OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+  constexpr int kMost =
+      kFetch == kFetchNear ? kMostRows<Ops> : kMostOfSeveral<Ops>;
+  OfRows<kMost>(group.rows, [&](auto rows) HWY_ATTR {
     PassRows<Ops, decltype(rows)::value, kFetch>(run, group);
   });
 }

@@ -20,19 +20,28 @@ constexpr int kRunGroups = kRun * kGroups;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 
 // Rows of a register tile, at most, where a threadgroup has `rows` of a KV
-// head, `group` of them one token's. On Zen 4 rows that end at different keys
-// do so one by one, so f32 leaves groups of 4 whole (6 rows: 1 to 2% slower; on
-// Zen 5 3 to 5% faster), while conversions are worth sharing (f16, 6 rows: 4 to
-// 6% faster). Zen 4's dot product takes 6 only where a few groups become fewer:
-// 5 rows are one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
+// head, `group` of them one token's. On Zen 5 a single group takes more than
+// several do, but in bf16 at head sizes up to 64 (12% slower from DRAM) and
+// more than 8 only of f32 from head size 96 on (at 64 5 to 8% slower, above 9
+// to 16% faster). On Zen 4 rows that end at different keys do so one by one, so
+// f32 leaves groups of 4 whole (6 rows: 1 to 2% slower; on Zen 5 3 to 5%
+// faster), while conversions are worth sharing (f16, 6 rows: 4 to 6% faster).
+// Zen 4's dot product takes 6 only where a few groups become fewer: 5 rows are
+// one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
 template <class Ops>
-HWY_INLINE int TileRows(int rows, int group) {
+HWY_INLINE int TileRows(int rows, int group, int head_size) {
   constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
   if constexpr (kIntelAvx512 || kAvx2) {
     return rows <= kMaxRows ? kMaxRows : kMostRows<Ops>;
   }
-  bool four = !kZen5 && !kConverts && group % 4 == 0;
-  if constexpr (Ops::kPack == 2 && !kZen5) four = rows > 2 * kMaxRows;
+  if constexpr (kZen5) {
+    if (kConverts && head_size <= 64) return kMaxRows;
+    const int most =
+        head_size < 96 ? HWY_MIN(kMostRows<Ops>, 8) : kMostRows<Ops>;
+    return rows <= most ? most : kMaxRows;
+  }
+  bool four = !kConverts && group % 4 == 0;
+  if constexpr (Ops::kPack == 2) four = rows > 2 * kMaxRows;
   return four ? HWY_MIN(kMaxRows, 4) : kMaxRows;
 }
 

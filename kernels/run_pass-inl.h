@@ -16,7 +16,7 @@ constexpr bool kFetches = VARLANE_HAS_FMA;
 // Twice as many row counts are enough to compile for whether or not the next
 // run is fetched.
 template <class Ops>
-constexpr bool kSparesPasses = kMostRows<Ops> > kMaxRows;
+constexpr bool kSparesPasses = kMostOfSeveral<Ops> > kMaxRows;
 
 template <class Ops>
 HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
@@ -180,7 +180,7 @@ HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
       const Group group(groups, chunk, head, g);
       OpenTile(run, groups, chunk, opening, head, group, tile);
       waits[group.slot] =
-          OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+          OfRows<kMostOfSeveral<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
             constexpr int kRows = decltype(rows)::value;
             return WeighTogether<Ops, kRows>(run, group, tile, waiting);
           });
@@ -189,7 +189,7 @@ HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
     for (int g = chunk.begin; g < chunk.end; ++g) {
       const Group group(groups, chunk, head, g);
       if (!waits[group.slot]) continue;
-      OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+      OfRows<kMostOfSeveral<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
         AddTogether<Ops, decltype(rows)::value>(run, group, tile, waiting);
       });
     }
