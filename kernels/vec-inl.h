@@ -312,13 +312,14 @@ struct OpsBf16Wide : OpsBf16 {
 // from L3, from DRAM at head size 256 20%, at 128 7% faster to 4% slower; f16,
 // which converts twice as often, 3 to 6% slower).
 template <class Ops>
-constexpr int kMostRows = kIntelAvx512
-                              ? (sizeof(typename Ops::Cache) == 2 ? 2 * kMaxRows
-                                                                  : kMaxRows)
-                          : !kZen5 ? kMaxRows
-                          : sizeof(typename Ops::Cache) == sizeof(float) ? 12
-                          : Ops::kPack == 2                              ? 8
-                                            : kMaxRows;
+constexpr int MostRows() {
+  constexpr bool kIsF32 = sizeof(typename Ops::Cache) == sizeof(float);
+  if (kIntelAvx512) return kIsF32 ? kMaxRows : 2 * kMaxRows;
+  if (!kZen5) return kMaxRows;
+  return kIsF32 ? 12 : Ops::kPack == 2 ? 8 : kMaxRows;
+}
+template <class Ops>
+constexpr int kMostRows = MostRows<Ops>();
 // The same where several groups pass a run.
 template <class Ops>
 constexpr int kMostOfSeveral = kZen5 ? kMaxRows : kMostRows<Ops>;
