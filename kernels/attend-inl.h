@@ -46,13 +46,6 @@ struct RunRange {
   int64_t run_keys;
 };
 
-// std::swap is not inlined into what is tuned for a CPU.
-HWY_INLINE void Swap(RunPages*& a, RunPages*& b) {
-  RunPages* const was = a;
-  a = b;
-  b = was;
-}
-
 // What follows the last run, the next partition's first one or the next work's,
 // is known to it.
 template <class Pool, class Ops>
@@ -61,26 +54,25 @@ HWY_INLINE void PassRuns(RunContext<Ops>& run, const RowGroups& groups,
                          const RunRange& range) {
   const AttendArgs& args = *run.args;
   const auto [begin, low, high, all, run_keys] = range;
-  RunPages buffers[2];
-  RunPages* pages = &buffers[0];
-  RunPages* next = &buffers[1];
-  FindPages<Pool>(args, args.kv, begin, low, all, run_keys, *pages);
-  for (int64_t t = begin; t < high; t += run_keys) {
+  RunPages pages[2];  // this run's and the next one's, taking turns
+  int turn = 0;
+  FindPages<Pool>(args, args.kv, begin, low, all, run_keys, pages[turn]);
+  for (int64_t t = begin; t < high; t += run_keys, turn = 1 - turn) {
     const int64_t following = t + run_keys;
-    next->count = 0;
+    RunPages& next = pages[1 - turn];
+    next.count = 0;
     if (following < all) {
-      FindPages<Pool>(args, args.kv, following, low, all, run_keys, *next);
+      FindPages<Pool>(args, args.kv, following, low, all, run_keys, next);
     } else if (args.next.k != nullptr) {
       FindPages<Pool>(args, args.next, args.next_low / run_keys * run_keys,
-                      args.next_low, args.next_high, run_keys, *next);
+                      args.next_low, args.next_high, run_keys, next);
     }
     run.begin = t;
     run.tiles = static_cast<int>((HWY_MIN(high - t, run_keys) + kKeyTile - 1) /
                                  kKeyTile);
     run.fresh = t == begin;
-    PassRun<Pool>(run, groups, chunk, t == begin ? first : kNotFirst, pages,
-                  next->count != 0 ? next : nullptr);
-    Swap(pages, next);
+    PassRun<Pool>(run, groups, chunk, t == begin ? first : kNotFirst,
+                  &pages[turn], next.count != 0 ? &next : nullptr);
   }
 }
 

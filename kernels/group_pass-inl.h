@@ -470,7 +470,7 @@ HWY_INLINE auto OfRows(int rows, const Pass& pass) {
 
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
-  constexpr int kMost =
+  constexpr int kMost =  // near, a single group's
       kFetch == kFetchNear ? kMostRows<Ops> : kMostOfSeveral<Ops>;
   OfRows<kMost>(group.rows, [&](auto rows) HWY_ATTR {
     PassRows<Ops, decltype(rows)::value, kFetch>(run, group);

@@ -23,9 +23,9 @@ static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 // head, `group` of them one token's. On Zen 5 a single group takes more than
 // several do, but for bf16 at head sizes up to 64 (12% slower from DRAM); more
 // than 8 only f32 from head size 96 on (at 64 5 to 8% slower, above 7 to 16%
-// faster). On Zen 4 rows that end at different keys do so one by one, so
-// f32 leaves groups of 4 whole (6 rows: 1 to 2% slower; on Zen 5 3 to 5%
-// faster), while conversions are worth sharing (f16, 6 rows: 4 to 6% faster).
+// faster). On Zen 4 rows that end at different keys do so one by one, so f32
+// leaves groups of 4 whole (6 rows: 1 to 2% slower; on Zen 5 3 to 5% faster),
+// while conversions are worth sharing (f16, 6 rows: 4 to 6% faster).
 // Zen 4's dot product takes 6 only where a few groups become fewer: 5 rows are
 // one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
 template <class Ops>

@@ -316,7 +316,7 @@ constexpr int MostRows() {
   constexpr bool kIsF32 = sizeof(typename Ops::Cache) == sizeof(float);
   if (kIntelAvx512) return kIsF32 ? kMaxRows : 2 * kMaxRows;
   if (!kZen5) return kMaxRows;
-  return kIsF32 ? 12 : Ops::kPack == 2 ? 8 : kMaxRows;
+  return kIsF32 ? 2 * kMaxRows : Ops::kPack == 2 ? 8 : kMaxRows;
 }
 template <class Ops>
 constexpr int kMostRows = MostRows<Ops>();
