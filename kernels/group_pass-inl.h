@@ -9,36 +9,21 @@
 namespace varlane {
 namespace VARLANE_NS {
 
+// Keys [low, high) of the tile that begins at `tile_begin`; none where begin >=
+// end.
+HWY_INLINE Span OfTile(int64_t low, int64_t high, int64_t tile_begin) {
+  const auto at = [&](int64_t key) HWY_ATTR {
+    const int64_t token = HWY_MAX(key - tile_begin, int64_t{0});
+    return static_cast<int>(HWY_MIN(token, int64_t{kKeyTile}));
+  };
+  return {at(low), at(high)};
+}
+
 HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
   const int64_t end = HWY_MIN(place.high - tile_begin, int64_t{kKeyTile});
   const int64_t begin = HWY_MAX(place.low - tile_begin, int64_t{0});
   if (begin >= end) return {0, 0};
   return {static_cast<int>(begin), static_cast<int>(end)};
-}
-
-// The steps of a tile that all of R rows with these spans see whole; none where
-// begin >= end.
-template <class Ops>
-HWY_INLINE Span CommonSteps(const Span* spans, int rows) {
-  constexpr int kPack = Ops::kPack;
-  Span common = {0, kTileSteps<Ops>};
-  HWY_UNROLL(1) for (int r = 0; r < rows; ++r) {
-    common.begin = HWY_MAX(common.begin, (spans[r].begin + kPack - 1) / kPack);
-    common.end = HWY_MIN(common.end, spans[r].end / kPack);
-  }
-  return common;
-}
-
-// From the first key of a tile that any of these rows sees to the last one;
-// none where begin >= end.
-HWY_INLINE Span SeenKeys(const Span* spans, int rows) {
-  Span seen = {kKeyTile, 0};
-  HWY_UNROLL(1) for (int r = 0; r < rows; ++r) {
-    if (spans[r].end == 0) continue;
-    seen.begin = HWY_MIN(seen.begin, spans[r].begin);
-    seen.end = HWY_MAX(seen.end, spans[r].end);
-  }
-  return seen;
 }
 
 // Of a tile that has been weighed: nothing, what every row sees all of, or what
@@ -109,8 +94,8 @@ class GroupPass {
     }
     Span spans[R];
     FindSpans(tile, spans);
-    DropUnseen(spans);
-    AddRagged(tile, spans);
+    const bool all = DropUnseen(spans);
+    AddRagged(tile, spans, all);
   }
 
  private:
@@ -168,9 +153,18 @@ class GroupPass {
     return ws_.p + (p_at_ + step);
   }
 
+  // Ends never fall with the row: the first and the last bound them all. From
+  // the first key of a tile that any row sees to the last one,
+  HWY_INLINE Span SeenKeys(int tile) const {
+    return OfTile(place_[0].low, place_[R - 1].high, TileBegin(tile));
+  }
+  // and those that every row sees; none where begin >= end.
+  HWY_INLINE Span CommonKeys(int tile) const {
+    return OfTile(place_[R - 1].low, place_[0].high, TileBegin(tile));
+  }
+
   // False where nobody sees what comes after.
   HWY_INLINE bool PassTile(int tile) {
-    // Ends never fall with the row: the first and the last bound them all.
     const int64_t first = place_[R - 1].low - run_.begin;
     const int64_t last = place_[0].high - run_.begin;
     const int64_t begin = int64_t{tile} * kKeyTile;
@@ -190,7 +184,7 @@ class GroupPass {
     const bool steady = ScoresOfWhole(tile);
     waiting_.Clear();
     if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
-      waiting_.Set(SoftenOf(tile));
+      waiting_.Set(UnweighedOf(tile), R);
       steps_ = (tile + 1) * kTileSteps<Ops>;
       return;
     }
@@ -206,13 +200,13 @@ class GroupPass {
       if (HWY_LIKELY(!modified_)) {
         if constexpr (kSoftensApart) {
           waiting_.Finish();
-          return Steady(tile, NoSide());
+          return Steady<NoSide>(tile, {});
         } else {
-          if (HWY_LIKELY(waiting_.template Has<R>())) {
-            return Steady(tile, waiting_.template Of<R>());
+          if (HWY_LIKELY(waiting_.count() == R)) {
+            return Steady<SoftenRows<Ops, R>>(tile, waiting_.rows());
           }
           waiting_.Finish();
-          return Steady(tile, NoSide());
+          return Steady<NoSide>(tile, {});
         }
       }
     }
@@ -233,11 +227,11 @@ class GroupPass {
   }
 
   template <class Side>
-  HWY_INLINE bool Steady(int tile, const Side& side) {
+  HWY_INLINE bool Steady(int tile, const typename Side::Of& side_of) {
     AimOnward(tile);
-    return SteadyTile<Ops, R, kFetch>(
+    return SteadyTile<Ops, R, kFetch, Side>(
         q_, pages_.k + tile * kGroups, run_.key_stride,
-        static_cast<size_t>(ws_.steps), side, ws_.rows + local_, scores_,
+        static_cast<size_t>(ws_.steps), side_of, ws_.rows + local_, scores_,
         run_.score_fetch);
   }
 
@@ -247,8 +241,9 @@ class GroupPass {
     ScoresOf(tile, 0, end);
     Span spans[R];
     for (Span& span : spans) span = {0, end};
-    if (HWY_UNLIKELY(!WeighSpans(tile, spans)) || holds_) {
-      AddOrHold(tile, spans);
+    const bool all = WeighSpans(tile, spans);
+    if (HWY_UNLIKELY(!all) || holds_) {
+      AddOrHold(tile, spans, all);
       return;
     }
     const int whole = tile * kTileSteps<Ops> + end / kPack;
@@ -264,21 +259,21 @@ class GroupPass {
     waiting_.Finish();
     Span spans[R];
     FindSpans(tile, spans);
-    const auto [begin, end] = SeenKeys(spans, R);
-    if (end != 0) ScoresOf(tile, begin, end);
+    const auto [begin, end] = SeenKeys(tile);
+    if (begin < end) ScoresOf(tile, begin, end);
     PassSpans(tile, spans);
   }
 
   // What each row sees of a tile whose scores are computed.
   HWY_INLINE void PassSpans(int tile, Span* spans) {
-    WeighSpans(tile, spans);
-    AddOrHold(tile, spans);
+    const bool all = WeighSpans(tile, spans);
+    AddOrHold(tile, spans, all);
   }
 
   // Weights of what each row sees of a tile. A row that has seen no score above
   // -inf yet has none: its span becomes empty, and this false.
   HWY_NOINLINE bool WeighSpans(int tile, Span* spans) {
-    const auto soften = SoftenOf(tile);
+    const SoftenRows<Ops, R> soften(UnweighedOf(tile));
     bool all = true;
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       if (spans[r].end == 0) continue;
@@ -300,15 +295,20 @@ class GroupPass {
 
   HWY_INLINE void FindSpans(int tile, Span* spans) const {
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      spans[r] = RowSpan(place_[r], run_.begin + tile * kKeyTile);
+      spans[r] = RowSpan(place_[r], TileBegin(tile));
     }
   }
 
-  // Rows that have seen no score above -inf yet have no weights.
-  HWY_INLINE void DropUnseen(Span* spans) const {
+  // Rows that have seen no score above -inf yet have no weights: their spans
+  // become empty, and this false.
+  HWY_INLINE bool DropUnseen(Span* spans) const {
+    bool all = true;
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      if (ws_.rows[local_ + r].max == kMinusInf) spans[r] = {0, 0};
+      if (ws_.rows[local_ + r].max != kMinusInf) continue;
+      spans[r] = {0, 0};
+      all = false;
     }
+    return all;
   }
 
   HWY_INLINE void ScoresOf(int tile, int begin, int end) {
@@ -319,8 +319,8 @@ class GroupPass {
     if (HWY_LIKELY(!modified_)) return;
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
       ModifyScores(args_, place_[r].head,
-                   args_.mask.first_position + place_[r].token,
-                   run_.begin + tile * kKeyTile, scores_ + r * kKeyTile);
+                   args_.mask.first_position + place_[r].token, TileBegin(tile),
+                   scores_ + r * kKeyTile);
     }
   }
 
@@ -343,23 +343,24 @@ class GroupPass {
     return MoveMaximumOf(tile, r);
   }
 
-  HWY_INLINE void AddOrHold(int tile, const Span* spans) {
+  HWY_INLINE void AddOrHold(int tile, const Span* spans, bool all) {
     if (holds_) {
       ragged_ = true;
     } else {
-      AddRagged(tile, spans);
+      AddRagged(tile, spans, all);
     }
   }
 
   // What all rows see whole goes with the tiles before where it begins with
   // this one; what only some see comes before and after it. Each row keeps its
-  // token order.
-  HWY_NOINLINE void AddRagged(int tile, const Span* spans) {
+  // token order. `all` rows have weights, or else spans tell which.
+  HWY_NOINLINE void AddRagged(int tile, const Span* spans, bool all) {
     const int first = tile * kTileSteps<Ops>;
-    const Span common = CommonSteps<Ops>(spans, R);
-    const Span seen = SeenKeys(spans, R);
+    const Span keys = CommonKeys(tile);
+    const Span common = {(keys.begin + kPack - 1) / kPack, keys.end / kPack};
+    const Span seen = SeenKeys(tile);
     const Span some = {seen.begin / kPack, (seen.end + kPack - 1) / kPack};
-    const bool any = common.begin < common.end;
+    const bool any = all && common.begin < common.end;
     if (!any || common.begin != 0) {
       AddValues(first);
       BeginSums();
@@ -381,7 +382,7 @@ class GroupPass {
                          steps.end, acc_, ws_.acc_floats);
   }
 
-  HWY_INLINE SoftenRows<Ops, R> SoftenOf(int tile) const {
+  HWY_INLINE Unweighed<Ops> UnweighedOf(int tile) const {
     return {scores_,
             Scale(),
             ws_.rows + local_,
@@ -413,6 +414,10 @@ class GroupPass {
     if (!fresh_) return;
     ZeroFloats(acc_, R * ws_.acc_floats);
     fresh_ = false;
+  }
+
+  HWY_INLINE int64_t TileBegin(int tile) const {
+    return run_.begin + int64_t{tile} * kKeyTile;
   }
 
   HWY_INLINE float Scale() const { return modified_ ? 1.0f : args_.scale_log2; }

@@ -124,7 +124,18 @@ HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
   return true;
 }
 
-// Turns scores of rows and one tile into weights p = 2^(s x scale - max) and
+// Rows' scores of a tile, and where they become weights.
+template <class Ops>
+struct Unweighed {
+  const float* scores;  // [rows][kKeyTile]
+  float scale_log2;
+  const RowState* rows;
+  float* lanes;              // [rows][kLanes]
+  typename Ops::Operand* p;  // rows p_stride apart; may be the scores
+  int p_stride;
+};
+
+// Turns scores of R rows and one tile into weights p = 2^(s x scale - max) and
 // adds them to the rows' lane sums, half a row at a time. The lanes of a sum
 // are token mod 16 whatever the vector width.
 //
@@ -133,17 +144,22 @@ HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
 // needs, taking room that multiply-adds would use; there is half as much of it
 // while another thread runs on the same core.
 template <class Ops, int R>
-struct SoftenRows {
+class SoftenRows {
+ public:
+  using Of = Unweighed<Ops>;
   static constexpr int kPortions = 2 * R;
   static constexpr int kLaneVecs = kLanes / static_cast<int>(kN);
   static constexpr int kHalfVecs = kTileVecs / 2;
 
-  const float* scores;  // [R][kKeyTile]
-  float scale_log2;
-  const RowState* HWY_RESTRICT rows;
-  float* HWY_RESTRICT lanes;  // [R][kLanes]
-  typename Ops::Operand* p;   // [R] rows p_stride apart; may be the scores
-  int p_stride;
+  // One by one: copied as a whole they would be read in larger parts than they
+  // were written in a moment ago, which waits until they are in the cache.
+  explicit HWY_INLINE SoftenRows(const Of& of)
+      : scores_(of.scores),
+        scale_log2_(of.scale_log2),
+        rows_(of.rows),
+        lanes_(of.lanes),
+        p_(of.p),
+        p_stride_(of.p_stride) {}
 
   // Of the half row that has begun.
   struct State {
@@ -167,8 +183,8 @@ struct SoftenRows {
       state.scores += kKeyTile;
       state.row += 1;
       state.lanes += kLanes;
-      state.p += p_stride;
-      if (state.row != rows + R) Begin<0>(state);
+      state.p += p_stride_;
+      if (state.row != rows_ + R) Begin<0>(state);
     }
   }
 
@@ -210,10 +226,10 @@ struct SoftenRows {
   }
 
   HWY_INLINE void Place(int r, State& state) const {
-    state.scores = scores + r * kKeyTile;
-    state.row = rows + r;
-    state.lanes = lanes + r * kLanes;
-    state.p = p + r * p_stride;
+    state.scores = scores_ + r * kKeyTile;
+    state.row = rows_ + r;
+    state.lanes = lanes_ + r * kLanes;
+    state.p = p_ + r * p_stride_;
   }
 
   HWY_INLINE void StartAt(int r, State& state) const {
@@ -232,7 +248,7 @@ struct SoftenRows {
   }
 
   HWY_INLINE void Split(const V* half, State& state) const {
-    const V scale = Broadcast(scale_log2);
+    const V scale = Broadcast(scale_log2_);
     const V max = Broadcast(state.row->max);
     HWY_UNROLL(16) for (int v = 0; v < kHalfVecs; ++v) {
       state.split[v] = SplitExp2(FmaMinus(half[v], scale, max));
@@ -278,6 +294,13 @@ struct SoftenRows {
       StoreF(state.sums[i], state.lanes + i * static_cast<int>(kN));
     }
   }
+
+  const float* scores_;
+  float scale_log2_;
+  const RowState* HWY_RESTRICT rows_;
+  float* HWY_RESTRICT lanes_;
+  typename Ops::Operand* p_;
+  int p_stride_;
 };
 
 // A tile whose scores wait to become weights, of up to kMostRows rows: beside
@@ -285,38 +308,25 @@ struct SoftenRows {
 template <class Ops>
 class Waiting {
  public:
-  template <int R>
-  HWY_INLINE void Set(const SoftenRows<Ops, R>& rows) {
-    rows_ = Cast<kMostRows<Ops>>(rows);
-    count_ = R;
+  HWY_INLINE void Set(const Unweighed<Ops>& rows, int count) {
+    rows_ = rows;
+    count_ = count;
   }
   HWY_INLINE void Clear() { count_ = 0; }
   HWY_INLINE bool any() const { return count_ != 0; }
 
-  // Whether it is one of R rows, and which.
-  template <int R>
-  HWY_INLINE bool Has() const {
-    return count_ == R;
-  }
-  template <int R>
-  HWY_INLINE SoftenRows<Ops, R> Of() const {
-    return Cast<R>(rows_);
-  }
+  // How many rows it has, and which.
+  HWY_INLINE int count() const { return count_; }
+  HWY_INLINE const Unweighed<Ops>& rows() const { return rows_; }
 
   HWY_INLINE void Finish() {
-    HWY_UNROLL(1) for (int r = 0; r < count_; ++r) rows_.Row(r);
+    const SoftenRows<Ops, kMostRows<Ops>> soften(rows_);
+    HWY_UNROLL(1) for (int r = 0; r < count_; ++r) soften.Row(r);
     Clear();
   }
 
  private:
-  template <int kTo, int kFrom>
-  static HWY_INLINE SoftenRows<Ops, kTo> Cast(
-      const SoftenRows<Ops, kFrom>& from) {
-    return {from.scores, from.scale_log2, from.rows,
-            from.lanes,  from.p,          from.p_stride};
-  }
-
-  SoftenRows<Ops, kMostRows<Ops>> rows_ = {};
+  Unweighed<Ops> rows_ = {};
   int count_ = 0;
 };
 

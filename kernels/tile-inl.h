@@ -13,7 +13,9 @@ namespace VARLANE_NS {
 // Work beside the scores of a tile: none. What does not multiply hides behind
 // what does only in small portions, however far the CPU looks ahead.
 struct NoSide {
+  struct Of {};
   static constexpr int kPortions = 0;
+  explicit HWY_INLINE NoSide(Of) {}
 };
 
 // Steps of a micro-kernel's loop at a time. Plain AVX-512 is short of what its
@@ -176,7 +178,7 @@ HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
                             size_t stride, size_t steps,
                             float* HWY_RESTRICT scores, Prefetch& fetch) {
   V acc[R][NV];
-  MultiplyKeys<Ops, R, NV, kFetch>(q, k, stride, steps, NoSide(), acc, fetch);
+  MultiplyKeys<Ops, R, NV, kFetch>(q, k, stride, steps, NoSide({}), acc, fetch);
   StoreRows(acc, scores, kKeyTile);
 }
 
@@ -188,17 +190,18 @@ HWY_INLINE const std::byte* KeyLane(const std::byte* const* groups, int vec) {
   return groups[vec / kGroupVecs] + VecOffset<Ops>(vec % kGroupVecs);
 }
 
-// A whole tile's scores, stored too, and whether all of them stay below their
-// rows' thresholds.
+// A whole tile's scores, stored too, beside work on `side_of`, and whether all
+// of them stay below their rows' thresholds.
 template <class Ops, int R, FetchMode kFetch, class Side>
 HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
                              const std::byte* const* HWY_RESTRICT groups,
-                             size_t stride, size_t steps, const Side& side,
+                             size_t stride, size_t steps,
+                             const typename Side::Of& side_of,
                              const RowState* HWY_RESTRICT rows, float* scores,
                              Prefetch& fetch) {
   constexpr int NV = HWY_MIN(kVecsBeside<R>, kTileVecs);
   static_assert(NV == kTileVecs || Side::kPortions == 0, "beside all of it");
-  const Side own = side;
+  const Side side(side_of);
   auto steady = hn::FirstN(D(), kN);
   const StreamHead onward = fetch.onward;
   HWY_UNROLL(1) for (int part = 0; part < kTileVecs; part += NV) {
@@ -212,7 +215,7 @@ HWY_NOINLINE bool SteadyTile(const typename Ops::Operand* HWY_RESTRICT q,
       k[i] = KeyLane<Ops>(groups, part + i);
     }
     V acc[R][NV];
-    MultiplyKeys<Ops, R, NV, kFetch>(q, k, stride, steps, own, acc, fetch);
+    MultiplyKeys<Ops, R, NV, kFetch>(q, k, stride, steps, side, acc, fetch);
     HWY_UNROLL(16) for (int r = 0; r < R; ++r) {
       V high = acc[r][0];
       HWY_UNROLL(16) for (int v = 1; v < NV; ++v) {
