@@ -6,7 +6,7 @@ target that a plain compiler flag names; each mutation recompiles only what
 reads the broken file, for one cache type after the other, and relinks. Fails
 when a mutation survives, does not compile or no longer fits the sources.
 
-    tools/mutation_check.py                 # all; about 20 s each
+    tools/mutation_check.py                 # all; one or two minutes each
     tools/mutation_check.py --only sink     # whose name contains it
     tools/mutation_check.py --work DIR      # keeps the build for the next time
     tools/mutation_check.py --check-texts   # only: does each fit the sources?
