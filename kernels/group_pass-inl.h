@@ -9,19 +9,10 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Keys [low, high) of the tile that begins at `tile_begin`; none where begin >=
-// end.
+// What the tile that begins at `tile_begin` has of keys [low, high).
 HWY_INLINE Span OfTile(int64_t low, int64_t high, int64_t tile_begin) {
-  const auto at = [&](int64_t key) HWY_ATTR {
-    const int64_t token = HWY_MAX(key - tile_begin, int64_t{0});
-    return static_cast<int>(HWY_MIN(token, int64_t{kKeyTile}));
-  };
-  return {at(low), at(high)};
-}
-
-HWY_INLINE Span RowSpan(const RowPlace& place, int64_t tile_begin) {
-  const int64_t end = HWY_MIN(place.high - tile_begin, int64_t{kKeyTile});
-  const int64_t begin = HWY_MAX(place.low - tile_begin, int64_t{0});
+  const int64_t end = HWY_MIN(high - tile_begin, int64_t{kKeyTile});
+  const int64_t begin = HWY_MAX(low - tile_begin, int64_t{0});
   if (begin >= end) return {0, 0};
   return {static_cast<int>(begin), static_cast<int>(end)};
 }
@@ -158,7 +149,7 @@ class GroupPass {
   HWY_INLINE Span SeenKeys(int tile) const {
     return OfTile(place_[0].low, place_[R - 1].high, TileBegin(tile));
   }
-  // and those that every row sees; none where begin >= end.
+  // and those that every row sees.
   HWY_INLINE Span CommonKeys(int tile) const {
     return OfTile(place_[R - 1].low, place_[0].high, TileBegin(tile));
   }
@@ -260,7 +251,7 @@ class GroupPass {
     Span spans[R];
     FindSpans(tile, spans);
     const auto [begin, end] = SeenKeys(tile);
-    if (begin < end) ScoresOf(tile, begin, end);
+    if (end != 0) ScoresOf(tile, begin, end);
     PassSpans(tile, spans);
   }
 
@@ -295,7 +286,7 @@ class GroupPass {
 
   HWY_INLINE void FindSpans(int tile, Span* spans) const {
     HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      spans[r] = RowSpan(place_[r], TileBegin(tile));
+      spans[r] = OfTile(place_[r].low, place_[r].high, TileBegin(tile));
     }
   }
 

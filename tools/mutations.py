@@ -32,9 +32,11 @@ RUN = "attention/run.cc"
 MUTATIONS = [
     # --- bounds and masks ---
     ("row sees one key less", GROUP_PASS,
-     "place.high - tile_begin,", "place.high - 1 - tile_begin,"),
+     "spans[r] = OfTile(place_[r].low, place_[r].high,",
+     "spans[r] = OfTile(place_[r].low, place_[r].high - 1,"),
     ("row starts one key late", GROUP_PASS,
-     "place.low - tile_begin,", "place.low + 1 - tile_begin,"),
+     "spans[r] = OfTile(place_[r].low, place_[r].high,",
+     "spans[r] = OfTile(place_[r].low + 1, place_[r].high,"),
     ("row sees one key too many", ARGS,
      "first_position + token + 1 + right",
      "first_position + token + 2 + right"),
