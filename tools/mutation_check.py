@@ -3,8 +3,9 @@
 
 Works in a copy of the tree. The tests are built once, for the one best Highway
 target that a plain compiler flag names; each mutation recompiles only what
-reads the broken file, for one cache type after the other, and relinks. Fails
-when a mutation survives, does not compile or no longer fits the sources.
+reads the broken file, for one cache type after the other, and relinks. As many
+mutations at once as there are jobs, each in sources of its own. Fails when a
+mutation survives, does not compile or no longer fits the sources.
 
     tools/mutation_check.py                 # all; one or two minutes each
     tools/mutation_check.py --only sink     # whose name contains it
@@ -17,7 +18,9 @@ SPDX-License-Identifier: Apache-2.0
 import argparse
 import concurrent.futures
 import json
+import os
 import pathlib
+import queue
 import re
 import shlex
 import shutil
@@ -77,15 +80,33 @@ def shell(command, cwd, **options):
                           stderr=subprocess.STDOUT, **options)
 
 
+def copy_tree(to):
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                refresh(path, to)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            refresh(path, to)
+
+
+def refresh(path, tree):
+    """Copies one file, unless the copy has its text: keeps its time."""
+    to = tree / path.relative_to(ROOT)
+    if to.is_file() and to.read_bytes() == path.read_bytes():
+        return
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, to)
+
+
 class Tree:
-    """The copy, its build, and how its objects are compiled and linked."""
+    """The unbroken copy, its build, and how that compiles and links."""
 
     def __init__(self, work, jobs):
         self.source = work / "source"
         self.build = work / "build"
-        self.mutant = work / "mutant"
         self.jobs = jobs
-        self.copy()
+        copy_tree(self.source)
         self.configure_and_build()
         commands = json.loads(
             (self.build / "compile_commands.json").read_text())
@@ -94,23 +115,6 @@ class Tree:
             entry["command"] for entry in commands
             if entry["file"].startswith(str(self.source))}
         self.link = {test: self.link_command(test) for test in TESTS}
-
-    def copy(self):
-        for folder in FOLDERS:
-            for path in sorted((ROOT / folder).rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    self.refresh(path)
-        for path in ROOT.iterdir():
-            if path.is_file():
-                self.refresh(path)
-
-    def refresh(self, path):
-        """Copies one file, unless the copy has its text: keeps its time."""
-        to = self.source / path.relative_to(ROOT)
-        if to.is_file() and to.read_bytes() == path.read_bytes():
-            return
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, to)
 
     def configure_and_build(self):
         run = shell(
@@ -130,28 +134,45 @@ class Tree:
                         f"tests/{test}"], None).stdout.splitlines()
         return listed[-1]
 
-    def compile_mutant(self, unit):
+
+class Mutant:
+    """Where one mutant at a time is made and tested: sources and objects."""
+
+    def __init__(self, tree, work, number):
+        self.tree = tree
+        self.source = work / f"broken{number}"
+        self.objects = work / f"objects{number}"
+        copy_tree(self.source)
+
+    def clear(self):
+        shutil.rmtree(self.objects, ignore_errors=True)
+        self.objects.mkdir()
+
+    def compile(self, unit):
         """Returns (object, "") or (None, what the compiler says)."""
-        output = self.mutant / (unit.replace("/", "_") + ".o")
+        output = self.objects / (unit.replace("/", "_") + ".o")
         command = re.sub(r" -o \S+", f" -o {shlex.quote(str(output))}",
-                         self.compile[unit], count=1)
-        run = shell(command, self.build, shell=True)
+                         self.tree.compile[unit], count=1)
+        command = command.replace(f"{self.tree.source}/", f"{self.source}/")
+        command = re.sub(rf"{re.escape(str(self.tree.source))}(?=\s)",
+                         str(self.source), command)
+        run = shell(command, self.tree.build, shell=True)
         return (output, "") if run.returncode == 0 else (None, run.stdout)
 
     def run_test(self, test, objects, only):
         """Returns what noticed the mutation, or an empty string."""
-        binary = self.mutant / test
+        binary = self.objects / test
         # Ahead of the archive, whose member of the same symbols stays unread.
         command = re.sub(
             rf" -o tests/{test}\b",
             " " + " ".join(map(str, objects)) + f" -o {binary}",
-            self.link[test], count=1)
-        run = shell(command, self.build, shell=True)
+            self.tree.link[test], count=1)
+        run = shell(command, self.tree.build, shell=True)
         if run.returncode != 0:
             return "", f"does not link:\n{run.stdout[-2000:]}"
         try:
             run = shell([str(binary), f"--gtest_filter={only}",
-                         "--gtest_fail_fast"], self.build,
+                         "--gtest_fail_fast"], self.tree.build,
                         timeout=TEST_SECONDS)
         except subprocess.TimeoutExpired:
             return f"{test} (does not end)", ""
@@ -164,31 +185,51 @@ class Tree:
         return (begun[-1] if begun else test) + " (crash)", ""
 
 
-def attempt(tree, name, file, old, new):
+def attempt(mutant, file, old, new):
     """Returns (what caught it, "") or ("", why that is wrong)."""
-    path = tree.source / file
+    path = mutant.source / file
     text = path.read_text()
     if text.count(old) != 1:
         return "", f"its text occurs {text.count(old)} times in {file}"
-    shutil.rmtree(tree.mutant, ignore_errors=True)
-    tree.mutant.mkdir()
+    mutant.clear()
     path.write_text(text.replace(old, new))
     try:
         objects = []
         for dtype, only in STAGES:
-            units = units_of(file, dtype)
-            with concurrent.futures.ThreadPoolExecutor(tree.jobs) as pool:
-                for output, error in pool.map(tree.compile_mutant, units):
-                    if output is None:
-                        return "", f"does not compile:\n{error[-2000:]}"
-                    objects.append(output)
+            for unit in units_of(file, dtype):
+                output, error = mutant.compile(unit)
+                if output is None:
+                    return "", f"does not compile:\n{error[-2000:]}"
+                objects.append(output)
             for test in TESTS:
-                caught, error = tree.run_test(test, objects, only)
+                caught, error = mutant.run_test(test, objects, only)
                 if caught or error:
                     return caught, error
         return "", "SURVIVES"
     finally:
         path.write_text(text)
+
+
+def attempt_all(tree, work, chosen):
+    """Prints a row for each mutation, as it ends; returns how many failed."""
+    free = queue.SimpleQueue()
+    for number in range(tree.jobs):
+        free.put(Mutant(tree, work, number))
+
+    def one(mutation):
+        name, file, old, new = mutation
+        mutant = free.get()
+        start = time.monotonic()
+        try:
+            caught, error = attempt(mutant, file, old, new)
+        finally:
+            free.put(mutant)
+        print(f"| {name} | {file} | {caught or error} | "
+              f"{time.monotonic() - start:.0f} |", flush=True)
+        return not caught
+
+    with concurrent.futures.ThreadPoolExecutor(tree.jobs) as pool:
+        return sum(pool.map(one, chosen))
 
 
 def misfits(chosen):
@@ -211,7 +252,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="names that contain this")
     parser.add_argument("--work", type=pathlib.Path, help="kept if given")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(),
+                        help="mutations at once")
     parser.add_argument("--check-texts", action="store_true",
                         help="only check that every text occurs once")
     options = parser.parse_args()
@@ -227,19 +269,14 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         work = (options.work or pathlib.Path(temporary)).resolve()
         tree = Tree(work, options.jobs)
+        unbroken = Mutant(tree, work, 0)
+        unbroken.clear()
         for test in TESTS:
-            (tree.mutant).mkdir(exist_ok=True)
-            caught, error = tree.run_test(test, [], "-*.TargetsAgree/*")
+            caught, error = unbroken.run_test(test, [], "-*.TargetsAgree/*")
             if caught or error:
                 sys.exit(f"the unbroken tree fails: {caught}{error}")
         print("| mutation | file | caught by | s |\n|---|---|---|---|")
-        bad = 0
-        for name, file, old, new in chosen:
-            start = time.monotonic()
-            caught, error = attempt(tree, name, file, old, new)
-            bad += not caught
-            print(f"| {name} | {file} | {caught or error} | "
-                  f"{time.monotonic() - start:.0f} |", flush=True)
+        bad = attempt_all(tree, work, chosen)
     print(f"{len(chosen)} mutations, {len(chosen) - bad} caught")
     return 1 if bad else 0
 
