@@ -137,16 +137,13 @@ HWY_INLINE void AimFar(RunContext<Ops>& run, int turn, int turns,
             pairs * (turn + 1) / turns * 2, pieces);
 }
 
-// q of rows that are packed next.
+// q of a row that is packed soon.
 template <class Ops>
-HWY_INLINE void FetchQuery(RunContext<Ops>& run, int row_begin, int row_end) {
+HWY_INLINE void FetchQuery(const RunContext<Ops>& run, int row) {
   const AttendArgs& args = *run.args;
-  const size_t bytes =
-      static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype);
-  for (int row = row_begin; row < row_end; ++row) {
-    const RowPlace& place = run.ws->places[row];
-    run.row_fetches.Add(QueryRow(args, args.q, place.token, place.head), bytes);
-  }
+  const RowPlace& place = run.ws->places[row];
+  FetchLines(QueryRow(args, args.q, place.token, place.head),
+             static_cast<size_t>(args.head_size) * SizeOf(args.q_dtype));
 }
 
 // The first ones of what this worker does next.
