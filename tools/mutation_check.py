@@ -2,10 +2,11 @@
 """Breaks the kernels in every way of mutations.py; the tests must notice each.
 
 Works in a copy of the tree. The tests are built once, for the one best Highway
-target that a plain compiler flag names; each mutation recompiles only what
-reads the broken file, for one cache type after the other, and relinks. As many
-mutations at once as there are jobs, each in sources of its own. Fails when a
-mutation survives, does not compile or no longer fits the sources.
+target that a plain compiler flag names, and for AVX2 where a mutation is of
+what only that does; each mutation recompiles only what reads the broken file,
+for one cache type after the other, and relinks. As many mutations at once as
+there are jobs, each in sources of its own. Fails when a mutation survives, does
+not compile or no longer fits the sources.
 
     tools/mutation_check.py                 # all; one or two minutes each
     tools/mutation_check.py --only sink     # whose name contains it
@@ -59,7 +60,7 @@ def units_of(file, dtype):
     return [f"kernels/kv_{dtype}.cc", *hosts]
 
 
-def target_flags():
+def target_flags(avx2_only):
     """One Highway target instead of five: an eighth of the build."""
     flags = "-O1 -DHWY_COMPILE_ONLY_STATIC"
     try:
@@ -70,7 +71,8 @@ def target_flags():
         flags += " -mavx2 -mfma -mbmi -mbmi2 -mf16c -maes -mpclmul"
     # Whole tiles take a way of their own where there are 32 registers.
     wide = ("f", "bw", "cd", "dq", "vl")
-    if all(re.search(rf"\bavx512_?{part}\b", cpu) for part in wide):
+    if not avx2_only and all(
+            re.search(rf"\bavx512_?{part}\b", cpu) for part in wide):
         flags += "".join(f" -mavx512{part}" for part in wide)
     return flags
 
@@ -102,12 +104,12 @@ def refresh(path, tree):
 class Tree:
     """The unbroken copy, its build, and how that compiles and links."""
 
-    def __init__(self, work, jobs):
+    def __init__(self, work, jobs, flags):
         self.source = work / "source"
         self.build = work / "build"
         self.jobs = jobs
         copy_tree(self.source)
-        self.configure_and_build()
+        self.configure_and_build(flags)
         commands = json.loads(
             (self.build / "compile_commands.json").read_text())
         self.compile = {
@@ -116,12 +118,12 @@ class Tree:
             if entry["file"].startswith(str(self.source))}
         self.link = {test: self.link_command(test) for test in TESTS}
 
-    def configure_and_build(self):
+    def configure_and_build(self, flags):
         run = shell(
             ["cmake", "-S", str(self.source), "-B", str(self.build), "-G",
              "Ninja", "-DCMAKE_BUILD_TYPE=None",
              "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-             "-DCMAKE_CXX_FLAGS=" + target_flags(),
+             "-DCMAKE_CXX_FLAGS=" + flags,
              "-DVARLANE_BUILD_TOOLS=OFF", "-DVARLANE_BUILD_BENCH=OFF"], None)
         if run.returncode == 0:
             run = shell(["ninja", "-C", str(self.build), f"-j{self.jobs}",
@@ -210,8 +212,15 @@ def attempt(mutant, file, old, new):
         path.write_text(text)
 
 
-def attempt_all(tree, work, chosen):
+def attempt_all(work, jobs, flags, chosen):
     """Prints a row for each mutation, as it ends; returns how many failed."""
+    tree = Tree(work, jobs, flags)
+    unbroken = Mutant(tree, work, 0)
+    unbroken.clear()
+    for test in TESTS:
+        caught, error = unbroken.run_test(test, [], "-*.TargetsAgree/*")
+        if caught or error:
+            sys.exit(f"the unbroken tree fails: {caught}{error}")
     free = queue.SimpleQueue()
     for number in range(tree.jobs):
         free.put(Mutant(tree, work, number))
@@ -234,8 +243,9 @@ def attempt_all(tree, work, chosen):
 
 def misfits(chosen):
     """Returns what does not fit the sources as they are; builds nothing."""
-    wrong = []
     names = [m[0] for m in mutations.MUTATIONS]
+    wrong = [f"{name}: only AVX2's, but no mutation"
+             for name in sorted(mutations.AVX2_ONLY.difference(names))]
     for name, file, old, new in chosen:
         path = ROOT / file
         times = path.read_text().count(old) if path.is_file() else 0
@@ -268,15 +278,14 @@ def main():
         return 0
     with tempfile.TemporaryDirectory() as temporary:
         work = (options.work or pathlib.Path(temporary)).resolve()
-        tree = Tree(work, options.jobs)
-        unbroken = Mutant(tree, work, 0)
-        unbroken.clear()
-        for test in TESTS:
-            caught, error = unbroken.run_test(test, [], "-*.TargetsAgree/*")
-            if caught or error:
-                sys.exit(f"the unbroken tree fails: {caught}{error}")
         print("| mutation | file | caught by | s |\n|---|---|---|---|")
-        bad = attempt_all(tree, work, chosen)
+        bad = 0
+        for name, avx2_only in (("best", False), ("avx2", True)):
+            part = [m for m in chosen
+                    if (m[0] in mutations.AVX2_ONLY) == avx2_only]
+            if part:
+                bad += attempt_all(work / name, options.jobs,
+                                   target_flags(avx2_only), part)
     print(f"{len(chosen)} mutations, {len(chosen) - bad} caught")
     return 1 if bad else 0
 

@@ -369,3 +369,12 @@ MUTATIONS = [
     ("later state replaces the first", MERGE,
      "    first = false;", "    first = true;"),
 ]
+
+# Of what AVX2's kernels do and those of other CPUs need not.
+AVX2_ONLY = {
+    "keys of half a group taken from its other half",
+    "weights of a window's tile meet the tile's first values",
+    "all dims from a tile's first panel",
+    "a group's values stand in the tile's first panel steps",
+    "2^x for half of x where no instruction scales",
+}
