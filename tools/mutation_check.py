@@ -155,8 +155,7 @@ class Mutant:
         output = self.objects / (unit.replace("/", "_") + ".o")
         command = re.sub(r" -o \S+", f" -o {shlex.quote(str(output))}",
                          self.tree.compile[unit], count=1)
-        command = command.replace(f"{self.tree.source}/", f"{self.source}/")
-        command = re.sub(rf"{re.escape(str(self.tree.source))}(?=\s)",
+        command = re.sub(rf"{re.escape(str(self.tree.source))}(?=[/\s])",
                          str(self.source), command)
         run = shell(command, self.tree.build, shell=True)
         return (output, "") if run.returncode == 0 else (None, run.stdout)
@@ -215,15 +214,16 @@ def attempt(mutant, file, old, new):
 def attempt_all(work, jobs, flags, chosen):
     """Prints a row for each mutation, as it ends; returns how many failed."""
     tree = Tree(work, jobs, flags)
-    unbroken = Mutant(tree, work, 0)
+    mutants = [Mutant(tree, work, number) for number in range(jobs)]
+    unbroken = mutants[0]
     unbroken.clear()
     for test in TESTS:
         caught, error = unbroken.run_test(test, [], "-*.TargetsAgree/*")
         if caught or error:
             sys.exit(f"the unbroken tree fails: {caught}{error}")
     free = queue.SimpleQueue()
-    for number in range(tree.jobs):
-        free.put(Mutant(tree, work, number))
+    for mutant in mutants:
+        free.put(mutant)
 
     def one(mutation):
         name, file, old, new = mutation
@@ -237,7 +237,7 @@ def attempt_all(work, jobs, flags, chosen):
               f"{time.monotonic() - start:.0f} |", flush=True)
         return not caught
 
-    with concurrent.futures.ThreadPoolExecutor(tree.jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         return sum(pool.map(one, chosen))
 
 
