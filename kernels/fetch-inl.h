@@ -101,32 +101,6 @@ HWY_INLINE void AimTile(RunContext<Ops>& run, TileHalf next, Pieces pieces,
   }
 }
 
-// One that adds a tile's values after the next one's scores. While scores of
-// `tile` are computed: what is read after its keys.
-template <class Ops>
-HWY_INLINE void AimScores(RunContext<Ops>& run, int tile) {
-  const bool keys = tile == 0 && run.tiles > 1;
-  const TileHalf next = {keys ? run.pages->k + kGroups
-                              : run.pages->v + HWY_MAX(tile - 1, 0) * kGroups,
-                         !keys};
-  AimTile(run, next, run.near_pieces, run.score_fetch);
-}
-
-// While values of `tile` are added: what is read after those, keys two tiles
-// on, the last tile's values, or the next run.
-template <class Ops>
-HWY_INLINE void AimValues(RunContext<Ops>& run, int tile) {
-  TileHalf next = {nullptr, false};
-  if (tile + 2 == run.tiles) {
-    next = {run.pages->v + (tile + 1) * kGroups, true};
-  } else if (tile + 2 < run.tiles) {
-    next = {run.pages->k + (tile + 2) * kGroups, false};
-  } else if (run.next != nullptr) {
-    next = {run.next->k, false};
-  }
-  AimTile(run, next, run.near_pieces, run.value_fetch);
-}
-
 // Several: the next run is dealt out over them; this one is `turn` of `turns`,
 // the only one where they take turns at each tile.
 template <class Ops>

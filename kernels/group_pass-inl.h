@@ -23,8 +23,8 @@ enum class Unadded : uint8_t { kNothing, kWhole, kRagged };
 
 // One register group of R rows over a run of key tiles: scores tile by tile,
 // each tile's weights while the next one's scores are computed, then the values
-// of all of them. Or over a single tile, in two halves between which other
-// groups take theirs.
+// of all of them, or each tile's after the next one's scores. Or over a single
+// tile, in two halves between which other groups take theirs.
 template <class Ops, int R, FetchMode kFetch>
 class GroupPass {
  public:
@@ -46,12 +46,51 @@ class GroupPass {
 
   HWY_INLINE void Run() {
     fresh_ = run_.fresh;
-    if constexpr (kByTile) {
-      RunByTile();
-    } else {
-      RunOver();
+    for (int tile = 0; tile < run_.tiles; ++tile) {
+      run_.row_fetches.Step();
+      if (!PassTile(tile)) break;
     }
+    waiting_.Finish();
+    AddWeighed();
     run_.row_fetches.Finish();
+  }
+
+  // One of several heads whose tiles follow each other, each one's values added
+  // after the next one's scores. So the weights of one head's last tile stand
+  // beside those of the next one's first: never in the same place where every
+  // other head is `odd`.
+  HWY_INLINE void BeginInTurn(bool odd) {
+    fresh_ = run_.fresh;
+    if (odd) p_at_ = (kRun - run_.tiles) * kTileSteps<Ops>;
+  }
+  // Whether rows end so early in a tile that its values are added at once.
+  HWY_INLINE bool EndsEarly(int tile) const {
+    return place_[0].high - TileBegin(tile) <= kHardlySeen;
+  }
+  HWY_INLINE void AddBefore(int tile) { AddValues(tile * kTileSteps<Ops>); }
+  // What is left once the next head's first scores are computed.
+  HWY_INLINE void AddLast(bool odd) {
+    BeginInTurn(odd);
+    const int tile = run_.tiles - 1;
+    fresh_ = fresh_ && tile == 0;
+    added_ = tile * kTileSteps<Ops>;
+    AddAlike(tile);
+  }
+
+  // False where nobody sees what comes after.
+  HWY_INLINE bool PassTile(int tile) {
+    const int64_t first = place_[R - 1].low - run_.begin;
+    const int64_t last = place_[0].high - run_.begin;
+    const int64_t begin = int64_t{tile} * kKeyTile;
+    if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
+      WholeTile(tile);
+    } else if (first <= begin && place_[R - 1].high == place_[0].high) {
+      if (begin < last) LastTile(tile, static_cast<int>(last - begin));
+      return false;
+    } else {
+      RaggedTile(tile);
+    }
+    return true;
   }
 
   // Of a tile whose values are added once its scores are computed for all of
@@ -62,10 +101,10 @@ class GroupPass {
     return PassTile(tile);
   }
   // Whether that left something to AddBeside; the rest is done.
-  HWY_INLINE bool waits() const { return added_ < steps_; }
+  HWY_INLINE bool waits() const { return added_ < steps_ || half_; }
   HWY_INLINE void AddBeside(int tile, int slot) {
     HoldBeside(tile, slot);
-    AddValues(added_ + kTileSteps<Ops>);
+    AddAlike(tile);
   }
 
   // Scores and weights of one tile. Returns what AddTile has to add.
@@ -91,39 +130,12 @@ class GroupPass {
 
  private:
   static constexpr int kPack = Ops::kPack;
-  static constexpr bool kByTile = kZen5 && kFetch == kFetchNear;
+  // Keys of a last tile that are not worth computing all of it.
+  static constexpr int kHardlySeen = kKeyTile / 2;
   // Whether softmax hides behind no scores: of so many rows on Zen 5 it would
   // gain nothing (8 rows from DRAM even to 3% slower).
   static constexpr bool kSoftensApart =
       kPassesByTile || kVecsBeside<R> != kTileVecs;
-
-  // Tile by tile, then all values.
-  HWY_INLINE void RunOver() {
-    for (int tile = 0; tile < run_.tiles; ++tile) {
-      run_.row_fetches.Step();
-      if (!PassTile(tile)) break;
-    }
-    waiting_.Finish();
-    AddValues(steps_);
-  }
-
-  // Each tile's values after the next one's scores, beside which its weights
-  // are computed: what is fetched is read soon, and fetching never pauses for
-  // long.
-  HWY_INLINE void RunByTile() {
-    for (int tile = 0; tile < run_.tiles; ++tile) {
-      AimScores(run_, tile);
-      run_.row_fetches.Step();
-      if (!PassTile(tile)) break;
-      if (tile > 0 && waiting_.any()) {
-        AimValues(run_, tile - 1);
-        AddValues(tile * kTileSteps<Ops>);
-      }
-    }
-    waiting_.Finish();
-    AimValues(run_, run_.tiles - 1);
-    AddValues(steps_);
-  }
 
   // The weights of each one's tile where a run's would have those of a tile.
   HWY_INLINE void HoldBeside(int tile, int slot) {
@@ -154,34 +166,34 @@ class GroupPass {
     return OfTile(place_[R - 1].low, place_[0].high, TileBegin(tile));
   }
 
-  // False where nobody sees what comes after.
-  HWY_INLINE bool PassTile(int tile) {
-    const int64_t first = place_[R - 1].low - run_.begin;
-    const int64_t last = place_[0].high - run_.begin;
-    const int64_t begin = int64_t{tile} * kKeyTile;
-    if (HWY_LIKELY(first <= begin && begin + kKeyTile <= last)) {
-      WholeTile(tile);
-    } else if (first <= begin && place_[R - 1].high == place_[0].high) {
-      if (begin < last) LastTile(tile, static_cast<int>(last - begin));
-      return false;
-    } else {
-      RaggedTile(tile);
-    }
-    return true;
-  }
-
   // A tile that every row sees all of.
   HWY_INLINE void WholeTile(int tile) {
     const bool steady = ScoresOfWhole(tile);
     waiting_.Clear();
+    WeighBesideNext(tile, kKeyTile, steady);
+  }
+
+  // A tile whose scores before `end`, up to which all rows see it, are computed
+  // and others -inf. Its weights wait, unless a row has seen no score above
+  // -inf yet.
+  HWY_INLINE void WeighBesideNext(int tile, int end, bool steady) {
     if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
       waiting_.Set(UnweighedOf(tile), R);
-      steps_ = (tile + 1) * kTileSteps<Ops>;
+      SetWeighed(tile, end);
       return;
     }
+    PassAlike(tile, end);
+  }
+  HWY_NOINLINE void PassAlike(int tile, int end) {
     Span spans[R];
-    for (Span& span : spans) span = {0, kKeyTile};
-    PassSpans(tile, spans);
+    for (Span& span : spans) span = {0, end};
+    const bool all = WeighSpans(tile, spans);
+    if (HWY_UNLIKELY(!all) || holds_) {
+      AddOrHold(tile, spans, all);
+      return;
+    }
+    SetWeighed(tile, end);
+    AddWeighed();
   }
 
   // Scores of all of a tile and, beside them or before, the weights that wait.
@@ -227,22 +239,31 @@ class GroupPass {
   }
 
   // The last tile of rows that all end at its token `end`, but a whole one.
+  // Done with at once or, if that is worth it, as a whole one.
   HWY_NOINLINE void LastTile(int tile, int end) {
-    waiting_.Finish();
-    ScoresOf(tile, 0, end);
-    Span spans[R];
-    for (Span& span : spans) span = {0, end};
-    const bool all = WeighSpans(tile, spans);
-    if (HWY_UNLIKELY(!all) || holds_) {
-      AddOrHold(tile, spans, all);
-      return;
+    bool steady = false;
+    if (holds_ || end <= kHardlySeen) {
+      waiting_.Finish();
+      ScoresOf(tile, 0, end);
+      if (holds_ || kFetch != kFetchPaced) {
+        PassAlike(tile, end);
+        return;
+      }
+    } else {
+      steady = ScoresOfWhole(tile);
+      waiting_.Clear();
     }
-    const int whole = tile * kTileSteps<Ops> + end / kPack;
-    AddValues(whole);
-    steps_ = whole;
-    if (end % kPack == 0) return;
-    BeginSums();
-    AddEdge(tile, spans, {end / kPack, end / kPack + 1});
+    MaskFrom(end);
+    WeighBesideNext(tile, end, steady);
+  }
+
+  // Scores from `end` on become -inf: without a weight.
+  HWY_INLINE void MaskFrom(int end) {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+      V masked[kTileVecs];
+      LoadMasked(0, end, scores_ + r * kKeyTile, masked);
+      StoreScores(masked, scores_ + r * kKeyTile);
+    }
   }
 
   // A tile that some row sees nothing or a part of.
@@ -400,6 +421,31 @@ class GroupPass {
     fresh_ = false;
   }
 
+  // Rows have weights up to `end` of a tile.
+  HWY_INLINE void SetWeighed(int tile, int end) {
+    steps_ = tile * kTileSteps<Ops> + end / kPack;
+    half_ = end % kPack != 0;
+  }
+  // Of a tile that all rows see, or end in alike.
+  HWY_INLINE void AddAlike(int tile) {
+    SetWeighed(tile, CommonKeys(tile).end);
+    AddWeighed();
+  }
+  HWY_INLINE void AddWeighed() {
+    AddValues(steps_);
+    if (HWY_LIKELY(!half_)) return;
+    AddHalf();
+  }
+  // The even one of a pair of tokens, rows' last.
+  HWY_NOINLINE void AddHalf() {
+    BeginSums();
+    const int step = steps_ % kTileSteps<Ops>;
+    Span spans[R];
+    for (Span& span : spans) span = {0, step * kPack + 1};
+    AddEdge(steps_ / kTileSteps<Ops>, spans, {step, step + 1});
+    half_ = false;
+  }
+
   // Before others than AddValues add to them.
   HWY_INLINE void BeginSums() {
     if (!fresh_) return;
@@ -427,6 +473,7 @@ class GroupPass {
   bool modified_;
   int steps_ = 0;        // of values that have weights, or will
   int added_ = 0;        // of values
+  bool half_ = false;    // whether the first one of a pair follows steps_
   bool fresh_ = false;   // nothing stands in acc_ yet, nor ever where no row
                          // sees a key
   int p_at_ = 0;         // where the run's weights would begin, in ws_.p

@@ -1,9 +1,13 @@
 // A run of key tiles and a single register group of each KV head, as Zen 5
-// streams them from memory: tile by tile the keys of all heads, then their
-// values, in the order in which they stand there, no faster than they come.
+// streams them.
 //
-// In turns with each head passing the whole run: 3 to 6% faster (2048 tokens,
-// bf16).
+// From memory, tile by tile the keys of all heads, then their values, in the
+// order in which they stand there, no faster than they come: in turns with each
+// head passing the whole run 3 to 6% faster (2048 tokens, bf16).
+//
+// From a cache head by head, each tile's values after the next one's scores,
+// beside which its weights are computed: what is fetched is read soon, and
+// fetching never pauses for long.
 //
 // Included once per pass by pass-inl.h, hence no guard.
 // SPDX-License-Identifier: Apache-2.0
@@ -23,10 +27,10 @@ struct Heads {
   RunPages pages[kMostHeads];
 };
 
-// What is read after the keys resp. the values of a tile of head `i`.
+// What comes from memory after the keys resp. the values of a tile of head `i`.
 template <class Ops>
-HWY_INLINE TileHalf HalfAfter(const RunContext<Ops>& run, const Heads& heads,
-                              int i, int tile, bool values) {
+HWY_INLINE TileHalf PacedAfter(const RunContext<Ops>& run, const Heads& heads,
+                               int i, int tile, bool values) {
   if (i + 1 < heads.count) {
     const RunPages& pages = heads.pages[i + 1];
     return {(values ? pages.v : pages.k) + tile * kGroups, values};
@@ -50,9 +54,9 @@ HWY_INLINE void AimPaced(RunContext<Ops>& run, TileHalf next, const Pace& pace,
 }
 
 template <class Ops, int R>
-HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
-                            const Chunk& chunk, Opening opening,
-                            const Heads& heads) {
+HWY_NOINLINE void PassHeadsPaced(RunContext<Ops>& run, const RowGroups& groups,
+                                 const Chunk& chunk, Opening opening,
+                                 const Heads& heads) {
   using Pass = GroupPass<Ops, R, kFetchPaced>;
   Waiting<Ops> waiting;
   AimNowhere(run);
@@ -66,7 +70,7 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
     bool waits[kMostHeads];
     Group group(groups, chunk, heads.first, 0);
     for (int i = 0; i < heads.count; ++i, group.Shift(R)) {
-      AimPaced(run, HalfAfter(run, heads, i, tile, false), pace,
+      AimPaced(run, PacedAfter(run, heads, i, tile, false), pace,
                run.score_fetch);
       OpenTile(run, groups, chunk, opening, heads.first + i, group, tile);
       Pass pass(run, heads.pages[i], group, waiting);
@@ -77,7 +81,7 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
     group.Shift(-R * heads.count);
     for (int i = 0; i < heads.count; ++i, group.Shift(R)) {
       if (!waits[i]) continue;
-      AimPaced(run, HalfAfter(run, heads, i, tile, true), pace,
+      AimPaced(run, PacedAfter(run, heads, i, tile, true), pace,
                run.value_fetch);
       Pass(run, heads.pages[i], group, waiting).AddBeside(tile, i);
     }
@@ -87,6 +91,91 @@ HWY_NOINLINE void PassHeads(RunContext<Ops>& run, const RowGroups& groups,
       pace.Next(Ticks(), bytes);
     }
   }
+}
+
+// From a cache, the keys or the values of the `at`th tile, counted through all
+// heads.
+template <class Ops>
+HWY_INLINE TileHalf NearHalf(const RunContext<Ops>& run, const Heads& heads,
+                             int at, bool values) {
+  const RunPages& pages = heads.pages[at / run.tiles];
+  return {(values ? pages.v : pages.k) + at % run.tiles * kGroups, values};
+}
+
+// The keys of that one, or of the next run.
+template <class Ops>
+HWY_INLINE TileHalf NearKeys(const RunContext<Ops>& run, const Heads& heads,
+                             int at) {
+  if (at < heads.count * run.tiles) return NearHalf(run, heads, at, false);
+  return {run.next == nullptr ? nullptr : run.next->k, false};
+}
+
+// While its scores are computed, what is read after its keys: values of the one
+// before that `waits`, its own where they are added at `once`, or the next
+// one's keys.
+template <class Ops>
+HWY_INLINE void AimNearScores(RunContext<Ops>& run, const Heads& heads, int at,
+                              bool waits, bool once) {
+  const bool last = at + 1 == heads.count * run.tiles;
+  const TileHalf next = waits          ? NearHalf(run, heads, at - 1, true)
+                        : once || last ? NearHalf(run, heads, at, true)
+                                       : NearHalf(run, heads, at + 1, false);
+  AimTile(run, next, run.near_pieces, run.score_fetch);
+  if (!once) return;
+  AimTile(run, NearKeys(run, heads, at + 1), run.near_pieces, run.value_fetch);
+}
+
+// While its values are added: what is read after those, keys two tiles on, the
+// last tile's values, or the next run.
+template <class Ops>
+HWY_INLINE void AimNearValues(RunContext<Ops>& run, const Heads& heads,
+                              int at) {
+  const TileHalf next = at + 2 == heads.count * run.tiles
+                            ? NearHalf(run, heads, at + 1, true)
+                            : NearKeys(run, heads, at + 2);
+  AimTile(run, next, run.near_pieces, run.value_fetch);
+}
+
+// The values of the last tile of head `i`.
+template <class Ops, int R>
+HWY_INLINE void AddLastNear(RunContext<Ops>& run, const Heads& heads, int i,
+                            const Group& group, Waiting<Ops>& waiting) {
+  AimNearValues(run, heads, (i + 1) * run.tiles - 1);
+  GroupPass<Ops, R, kFetchNear>(run, heads.pages[i], group, waiting)
+      .AddLast(i % 2 != 0);
+}
+
+template <class Ops, int R>
+HWY_NOINLINE void PassHeadsNear(RunContext<Ops>& run, const RowGroups& groups,
+                                const Chunk& chunk, Opening opening,
+                                const Heads& heads) {
+  Waiting<Ops> waiting;
+  Group group(groups, chunk, heads.first, 0);
+  Group before = group;
+  for (int i = 0; i < heads.count; ++i, before = group, group.Shift(R)) {
+    OpenGroup(run, groups, chunk, opening, heads.first + i, group);
+    GroupPass<Ops, R, kFetchNear> pass(run, heads.pages[i], group, waiting);
+    pass.BeginInTurn(i % 2 != 0);
+    bool more = true;
+    for (int tile = 0; more && tile < run.tiles; ++tile) {
+      const int at = i * run.tiles + tile;
+      const bool waits = waiting.any();
+      AimNearScores(run, heads, at, waits, pass.EndsEarly(tile));
+      run.row_fetches.Step();
+      more = pass.PassTile(tile);
+      if (!waits) continue;
+      if (tile == 0) {
+        AddLastNear<Ops, R>(run, heads, i - 1, before, waiting);
+      } else {
+        AimNearValues(run, heads, at - 1);
+        pass.AddBefore(tile);
+      }
+    }
+    run.row_fetches.Finish();
+  }
+  if (!waiting.any()) return;
+  waiting.Finish();
+  AddLastNear<Ops, R>(run, heads, heads.count - 1, before, waiting);
 }
 
 // All heads, kMostHeads of them at a time.
@@ -109,7 +198,12 @@ HWY_INLINE void PassRunByHeads(RunContext<Ops>& run, const RowGroups& groups,
       run.next = &after;
     }
     OfRows<kMostRows<Ops>>(groups.rows, [&](auto r) HWY_ATTR {
-      PassHeads<Ops, decltype(r)::value>(run, groups, chunk, opening, heads);
+      constexpr int kRows = decltype(r)::value;
+      if (run.from_memory) {
+        PassHeadsPaced<Ops, kRows>(run, groups, chunk, opening, heads);
+      } else {
+        PassHeadsNear<Ops, kRows>(run, groups, chunk, opening, heads);
+      }
     });
   }
 }

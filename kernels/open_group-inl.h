@@ -43,8 +43,20 @@ HWY_INLINE void PackGroup(RunContext<Ops>& run, const RowGroups& groups,
   while (next < next_end) FetchQuery(run, next++);
 }
 
-// The same and where a group will write, a part of it at each of the run's
-// tiles.
+// The same of a group that passes all of a run before another does, and where
+// it will write, by and by.
+template <class Ops>
+HWY_INLINE void OpenGroup(RunContext<Ops>& run, const RowGroups& groups,
+                          const Chunk& chunk, Opening opening, int head,
+                          const Group& group) {
+  if (opening == kNotFirst) return;
+  if (opening == kFirst) PackGroup(run, groups, chunk, head, group);
+  FetchOut(run, group.row, group.row + group.rows);
+  run.row_fetches.Spread(run.tiles);
+}
+
+// Of one that takes turns with others at each of the run's tiles, a part of it
+// at each.
 template <class Ops>
 HWY_INLINE void OpenTile(RunContext<Ops>& run, const RowGroups& groups,
                          const Chunk& chunk, Opening opening, int head,

@@ -46,8 +46,8 @@ HWY_INLINE void PassSingle(RunContext<Ops>& run, const Group& group) {
         kLoopTogether<Ops, kFetchNear, kVecsBeside<kMaxRows>> == 2 &&
         group.rows > 2;
     AimNext(run, pair ? Pieces::kPaired : Pieces::kTogether);
-  } else if constexpr (kFetches && !kZen5) {
-    AimRun(run);  // else tile by tile
+  } else if constexpr (kFetches) {
+    AimRun(run);
   }
   PassUpToRows<Ops, kFetches ? kFetchNear : kNoFetch>(run, group);
 }
@@ -74,18 +74,15 @@ HWY_INLINE void PassOfSeveral(RunContext<Ops>& run, const Chunk& chunk,
   if constexpr (!kSparesPasses<Ops>) PassUpToRows<Ops, kNoFetch>(run, group);
 }
 
-// Where a group will write is asked for as well, by and by.
 template <class Ops>
 HWY_INLINE void PassByGroup(RunContext<Ops>& run, const RowGroups& groups,
                             const Chunk& chunk, Opening opening, int head) {
   for (int g = chunk.begin; g < chunk.end; ++g) {
     const Group group(groups, chunk, head, g);
-    if (opening == kFirst) PackGroup(run, groups, chunk, head, group);
-    if (opening != kNotFirst) {
-      FetchOut(run, group.row, group.row + group.rows);
-      run.row_fetches.Spread(run.tiles);
-    }
-    if (groups.count == 1) {
+    OpenGroup(run, groups, chunk, opening, head, group);
+    if constexpr (kZen5) {
+      PassOfSeveral(run, chunk, group);  // a single one by heads
+    } else if (groups.count == 1) {
       PassSingle(run, group);
     } else if constexpr (!kSeveralByTile<Ops>) {
       PassOfSeveral(run, chunk, group);
@@ -204,8 +201,7 @@ HWY_INLINE void PassRun(RunContext<Ops>& run, const RowGroups& groups,
                         const Chunk& chunk, Opening opening,
                         const RunPages* pages, const RunPages* next) {
   if constexpr (kZen5 && std::is_same_v<Pool, Ops>) {
-    // From a cache head by head, where softmax is better hidden.
-    if (groups.count == 1 && run.from_memory) {
+    if (groups.count == 1) {
       PassRunByHeads(run, groups, chunk, opening, pages, next);
       return;
     }

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -89,6 +90,20 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
 
 // Read as from memory and, now and then, as from a cache, all or half of which
 // K/V fill: often enough to meet both ways of each.
+void CheckWhereKvComesFrom(const AttentionCase& c, const std::string& what) {
+  const Output expected = c.Run(*MakeSmallCaches("").attention);
+  c.ExpectMatchesReference(expected);
+  for (const int times : {1, 2}) {
+    const Engine engine = MakeCaches(times * expected.report.kv_bytes);
+    for (int launch = 0; launch < 40; ++launch) {
+      ExpectSameBits(c.Run(*engine.attention), expected,
+                     what + ", a cache " + std::to_string(times) +
+                         " times as large, launch " + std::to_string(launch));
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(HeadsTest, WhereKvComesFromChangesNoBit) {
   for (const int group : {1, 2, 3, 4, 6}) {
     CaseSpec spec;
@@ -97,21 +112,29 @@ TEST_P(HeadsTest, WhereKvComesFromChangesNoBit) {
     spec.q_heads = group * spec.kv_heads;
     spec.head_size = group == 3 ? 72 : 128;
     spec.block_size = group == 4 ? 64 : 16;
-    spec.seqs = {{1, 77}, {1, 128}, {1, 1}, {1, 512}, {1, 640}, {1, 1300}};
-    const AttentionCase c(spec);
-    const Output expected = c.Run(*MakeSmallCaches("").attention);
-    c.ExpectMatchesReference(expected);
-    for (const int times : {1, 2}) {
-      const Engine engine = MakeCaches(times * expected.report.kv_bytes);
-      for (int launch = 0; launch < 40; ++launch) {
-        ExpectSameBits(c.Run(*engine.attention), expected,
-                       "group " + std::to_string(group) + ", a cache " +
-                           std::to_string(times) + " times as large, launch " +
-                           std::to_string(launch));
-        if (HasFailure()) return;
-      }
-    }
+    spec.seqs = {{1, 77}, {1, 128}, {1, 1},  {1, 512},
+                 {1, 45}, {1, 640}, {1, 64}, {1, 1339}};
+    CheckWhereKvComesFrom(AttentionCase(spec),
+                          "group " + std::to_string(group));
+    if (HasFailure()) return;
   }
+}
+
+// Every other head's weights are computed while those of the one before wait.
+TEST_P(HeadsTest, ScoresOfMinusInfinityLeaveTheHeadBeforeAlone) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const Fill q = [](int, int, int, int d) { return d == 0 ? 1.0 : 0.0; };
+  const Fill k = [&](int, int pos, int head, int d) {
+    if (d != 0) return 0.0;
+    return head % 2 == 1 && pos < 64 ? -inf : 0.25 * (pos % 5);
+  };
+  CaseSpec spec;
+  spec.kv_dtype = GetParam();
+  spec.kv_heads = 4;
+  spec.q_heads = 2 * spec.kv_heads;
+  spec.head_size = 64;
+  spec.seqs = {{1, 63}, {1, 64}, {1, 40}, {1, 127}, {1, 128}, {1, 511}};
+  CheckWhereKvComesFrom(AttentionCase(spec, q, k), "every other head");
 }
 
 // A threadgroup of three takes a third of them; each pattern finds the same.
