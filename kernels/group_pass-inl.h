@@ -104,7 +104,13 @@ class GroupPass {
   HWY_INLINE bool waits() const { return added_ < steps_ || half_; }
   HWY_INLINE void AddBeside(int tile, int slot) {
     HoldBeside(tile, slot);
-    AddAlike(tile);
+    if (HWY_LIKELY(EndsAlike(tile))) {
+      AddAlike(tile);
+      return;
+    }
+    Span spans[R];
+    FindSpans(tile, spans);
+    AddRagged(tile, spans, true);
   }
 
   // Scores and weights of one tile. Returns what AddTile has to add.
@@ -139,6 +145,7 @@ class GroupPass {
 
   // The weights of each one's tile where a run's would have those of a tile.
   HWY_INLINE void HoldBeside(int tile, int slot) {
+    beside_ = true;
     added_ = steps_ = tile * kTileSteps<Ops>;
     p_at_ = slot * kTileSteps<Ops> - steps_;
   }
@@ -161,29 +168,30 @@ class GroupPass {
   HWY_INLINE Span SeenKeys(int tile) const {
     return OfTile(place_[0].low, place_[R - 1].high, TileBegin(tile));
   }
-  // and those that every row sees.
+  // those that every row sees,
   HWY_INLINE Span CommonKeys(int tile) const {
     return OfTile(place_[R - 1].low, place_[0].high, TileBegin(tile));
+  }
+  // and whether all of them see all of it, or end in it alike.
+  HWY_INLINE bool EndsAlike(int tile) const {
+    const Span common = CommonKeys(tile);
+    return common.begin == 0 && common.end == SeenKeys(tile).end;
   }
 
   // A tile that every row sees all of.
   HWY_INLINE void WholeTile(int tile) {
     const bool steady = ScoresOfWhole(tile);
     waiting_.Clear();
-    WeighBesideNext(tile, kKeyTile, steady);
-  }
-
-  // A tile whose scores before `end`, up to which all rows see it, are computed
-  // and others -inf. Its weights wait, unless a row has seen no score above
-  // -inf yet.
-  HWY_INLINE void WeighBesideNext(int tile, int end, bool steady) {
     if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
       waiting_.Set(UnweighedOf(tile), R);
-      SetWeighed(tile, end);
+      SetWeighed(tile, kKeyTile);
       return;
     }
-    PassAlike(tile, end);
+    PassAlike(tile, kKeyTile);
   }
+
+  // A tile whose scores are computed and of which all rows see what is before
+  // `end`: weights and values at once.
   HWY_NOINLINE void PassAlike(int tile, int end) {
     Span spans[R];
     for (Span& span : spans) span = {0, end};
@@ -239,41 +247,67 @@ class GroupPass {
   }
 
   // The last tile of rows that all end at its token `end`, but a whole one.
-  // Done with at once or, if that is worth it, as a whole one.
   HWY_NOINLINE void LastTile(int tile, int end) {
-    bool steady = false;
-    if (holds_ || end <= kHardlySeen) {
-      waiting_.Finish();
-      ScoresOf(tile, 0, end);
-      if (holds_ || kFetch != kFetchPaced) {
-        PassAlike(tile, end);
-        return;
-      }
-    } else {
-      steady = ScoresOfWhole(tile);
-      waiting_.Clear();
+    Span spans[R];
+    for (Span& span : spans) span = {0, end};
+    if (!holds_ && (end > kHardlySeen || kFetch == kFetchPaced)) {
+      WeighEdgeLater(tile, spans);
+      return;
     }
-    MaskFrom(end);
-    WeighBesideNext(tile, end, steady);
-  }
-
-  // Scores from `end` on become -inf: without a weight.
-  HWY_INLINE void MaskFrom(int end) {
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      V masked[kTileVecs];
-      LoadMasked(0, end, scores_ + r * kKeyTile, masked);
-      StoreScores(masked, scores_ + r * kKeyTile);
-    }
+    waiting_.Finish();
+    ScoresOf(tile, 0, end);
+    PassAlike(tile, end);
   }
 
   // A tile that some row sees nothing or a part of.
   HWY_NOINLINE void RaggedTile(int tile) {
-    waiting_.Finish();
     Span spans[R];
     FindSpans(tile, spans);
     const auto [begin, end] = SeenKeys(tile);
+    if constexpr (kFetch == kFetchPaced || kFetch == kFetchFar) {
+      if (beside_ && (kFetch == kFetchPaced || end - begin > kHardlySeen)) {
+        WeighEdgeLater(tile, spans);
+        return;
+      }
+    }
+    waiting_.Finish();
     if (end != 0) ScoresOf(tile, begin, end);
     PassSpans(tile, spans);
+  }
+
+  // Scores of what rows see of a tile, whose weights wait as a whole one's do,
+  // and without what they do not see.
+  HWY_NOINLINE void WeighEdgeLater(int tile, Span* spans) {
+    const Span seen = SeenKeys(tile);
+    bool steady = false;
+    if (seen.end - seen.begin > kHardlySeen) {
+      steady = ScoresOfWhole(tile);
+      waiting_.Clear();
+    } else {
+      waiting_.Finish();
+      if (seen.end != 0) ScoresOf(tile, seen.begin, seen.end);
+    }
+    MaskOutside(spans);
+    if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
+      waiting_.Set(UnweighedOf(tile), R);
+      SetWeighed(tile, EndsAlike(tile) ? seen.end : kKeyTile);
+      return;
+    }
+    PassSpans(tile, spans);
+  }
+
+  // Scores of what rows do not see become -inf: they have no weight.
+  HWY_INLINE void MaskOutside(const Span* spans) {
+    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
+      float* scores = scores_ + r * kKeyTile;
+      V masked[kTileVecs];
+      if (HWY_LIKELY(spans[r].end != 0)) {
+        LoadMasked(spans[r].begin, spans[r].end, scores, masked);
+      } else {
+        for (V& none : masked) none = Broadcast(kMinusInf);
+      }
+      StoreScores(masked, scores);
+    }
   }
 
   // What each row sees of a tile whose scores are computed.
@@ -477,7 +511,8 @@ class GroupPass {
   bool fresh_ = false;   // nothing stands in acc_ yet, nor ever where no row
                          // sees a key
   int p_at_ = 0;         // where the run's weights would begin, in ws_.p
-  bool holds_ = false;   // a single tile, whose values are added later,
+  bool beside_ = false;  // a single tile, whose values are added later,
+  bool holds_ = false;   // the same, its weights where its scores stood,
   bool ragged_ = false;  // not the same ones for all rows
 };
 
