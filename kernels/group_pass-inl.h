@@ -247,6 +247,9 @@ class GroupPass {
   }
 
   // The last tile of rows that all end at its token `end`, but a whole one.
+  // Most of one waits as a whole one does and, where heads are read tile by
+  // tile, any part of one: what is done at once is hidden behind nothing
+  // (contexts of 120 keys from DRAM, Zen 5: 10 to 24% slower).
   HWY_NOINLINE void LastTile(int tile, int end) {
     Span spans[R];
     for (Span& span : spans) span = {0, end};
