@@ -200,8 +200,7 @@ class GroupPass {
       AddOrHold(tile, spans, all);
       return;
     }
-    SetWeighed(tile, end);
-    AddWeighed();
+    AddAlike(tile);
   }
 
   // Scores of all of a tile and, beside them or before, the weights that wait.
@@ -251,9 +250,9 @@ class GroupPass {
   // tile, any part of one: what is done at once is hidden behind nothing
   // (contexts of 120 keys from DRAM, Zen 5: 10 to 24% slower).
   HWY_NOINLINE void LastTile(int tile, int end) {
-    Span spans[R];
-    for (Span& span : spans) span = {0, end};
     if (!holds_ && (end > kHardlySeen || kFetch == kFetchPaced)) {
+      Span spans[R];
+      for (Span& span : spans) span = {0, end};
       WeighEdgeLater(tile, spans);
       return;
     }

@@ -27,6 +27,12 @@ struct Heads {
   RunPages pages[kMostHeads];
 };
 
+// The first keys of what is read after the run, if that is known.
+template <class Ops>
+HWY_INLINE TileHalf NextRun(const RunContext<Ops>& run) {
+  return {run.next == nullptr ? nullptr : run.next->k, false};
+}
+
 // What comes from memory after the keys resp. the values of a tile of head `i`.
 template <class Ops>
 HWY_INLINE TileHalf PacedAfter(const RunContext<Ops>& run, const Heads& heads,
@@ -38,7 +44,7 @@ HWY_INLINE TileHalf PacedAfter(const RunContext<Ops>& run, const Heads& heads,
   const RunPages& pages = heads.pages[0];
   if (!values) return {pages.v + tile * kGroups, true};
   if (tile + 1 < run.tiles) return {pages.k + (tile + 1) * kGroups, false};
-  return {run.next == nullptr ? nullptr : run.next->k, false};
+  return NextRun(run);
 }
 
 template <class Ops>
@@ -107,7 +113,7 @@ template <class Ops>
 HWY_INLINE TileHalf NearKeys(const RunContext<Ops>& run, const Heads& heads,
                              int at) {
   if (at < heads.count * run.tiles) return NearHalf(run, heads, at, false);
-  return {run.next == nullptr ? nullptr : run.next->k, false};
+  return NextRun(run);
 }
 
 // While its scores are computed, what is read after its keys: values of the one

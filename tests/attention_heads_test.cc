@@ -89,10 +89,8 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
 
 // Read as from memory and, now and then, as from a cache, all or half of which
 // K/V fill: often enough to meet both ways of each.
-void CheckWhereKvComesFrom(const AttentionCase& c, int heads,
-                           const std::string& what) {
-  const PlanOptions plan = Together(heads);
-  const Output expected = c.Run(*MakeSmallCaches("").attention, plan);
+void CheckWhereKvComesFrom(const AttentionCase& c, const PlanOptions& plan,
+                           const Output& expected, const std::string& what) {
   for (const int times : {1, 2}) {
     const Engine engine = MakeCaches(times * expected.report.kv_bytes);
     for (int launch = 0; launch < 40; ++launch) {
@@ -115,8 +113,10 @@ TEST_P(HeadsTest, WhereKvComesFromChangesNoBit) {
     spec.seqs = {{1, 77}, {1, 128}, {1, 1},  {1, 512},
                  {1, 45}, {1, 640}, {1, 64}, {1, 1339}};
     const AttentionCase c(spec);
-    c.ExpectMatchesReference(c.Run(*MakeSmallCaches("").attention));
-    CheckWhereKvComesFrom(c, spec.kv_heads, "group " + std::to_string(group));
+    const PlanOptions plan = Together(spec.kv_heads);
+    const Output expected = c.Run(*MakeSmallCaches("").attention, plan);
+    c.ExpectMatchesReference(expected);
+    CheckWhereKvComesFrom(c, plan, expected, "group " + std::to_string(group));
     if (HasFailure()) return;
   }
 }
@@ -136,8 +136,10 @@ TEST_P(HeadsTest, WeightsThatWaitAreLeftAlone) {
   spec.q_heads = 2 * spec.kv_heads;
   spec.head_size = 64;
   spec.seqs = {{1, 63}, {1, 64}, {1, 40}, {1, 127}, {1, 128}, {1, 511}};
-  CheckWhereKvComesFrom(AttentionCase(spec, q, k), spec.kv_heads,
-                        "every other head");
+  const AttentionCase c(spec, q, k);
+  const PlanOptions plan = Together(spec.kv_heads);
+  const Output expected = c.Run(*MakeSmallCaches("").attention, plan);
+  CheckWhereKvComesFrom(c, plan, expected, "every other head");
 }
 
 // A threadgroup of three takes a third of them; each pattern finds the same.
