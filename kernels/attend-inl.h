@@ -30,6 +30,8 @@ HWY_INLINE void BeginRuns(const AttendArgs& args, const Workspace<Ops>& ws,
   run.args = &args;
   run.ws = &ws;
   run.pool_key_stride = KeyStride<Pool>(args);
+  run.pool_key_part = kGroupTokens * kLaneBytes<Pool>;
+  run.pool_key_bytes = static_cast<size_t>(ws.steps) * run.pool_key_part;
   run.pool_value_bytes =
       GroupElements(ws.acc_floats) * sizeof(typename Pool::Cache);
   run.key_stride =

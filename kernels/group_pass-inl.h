@@ -93,17 +93,23 @@ class GroupPass {
     return true;
   }
 
-  // Of a tile whose values are added once its scores are computed for all of
-  // several heads or groups, this one the `slot`th: scores, and beside them the
-  // weights of the one before. False where nobody sees what comes after.
-  HWY_INLINE bool WeighBeside(int tile, int slot) {
-    HoldBeside(tile, slot);
-    return PassTile(tile);
+  // Of a turn of one tile or two, of which only the last one may be seen in
+  // part: its values are added once all of several heads or groups have
+  // weights. This one's stand where a run would have those of its `slot`th tile
+  // and the next.
+  HWY_INLINE void BeginTurn(int tile, int slot) {
+    beside_ = true;
+    added_ = steps_ = tile * kTileSteps<Ops>;
+    p_at_ = slot * kTileSteps<Ops> - steps_;
   }
-  // Whether that left something to AddBeside; the rest is done.
+  // Whether its tiles left something to add; the rest is done.
   HWY_INLINE bool waits() const { return added_ < steps_ || half_; }
-  HWY_INLINE void AddBeside(int tile, int slot) {
-    HoldBeside(tile, slot);
+  HWY_INLINE int added() const { return added_; }
+  HWY_INLINE void ResumeTurn(int tile, int slot, int added) {
+    BeginTurn(tile, slot);
+    added_ = added;
+  }
+  HWY_INLINE void AddLastOfTurn(int tile) {
     if (HWY_LIKELY(EndsAlike(tile))) {
       AddAlike(tile);
       return;
@@ -111,6 +117,11 @@ class GroupPass {
     Span spans[R];
     FindSpans(tile, spans);
     AddRagged(tile, spans, true);
+  }
+  // Whether all rows see all of a tile.
+  HWY_INLINE bool SeesAll(int tile) const {
+    const int64_t begin = TileBegin(tile);
+    return place_[R - 1].low <= begin && begin + kKeyTile <= place_[0].high;
   }
 
   // Scores and weights of one tile. Returns what AddTile has to add.
@@ -142,13 +153,6 @@ class GroupPass {
   // gain nothing (8 rows from DRAM even to 3% slower).
   static constexpr bool kSoftensApart =
       kPassesByTile || kVecsBeside<R> != kTileVecs;
-
-  // The weights of each one's tile where a run's would have those of a tile.
-  HWY_INLINE void HoldBeside(int tile, int slot) {
-    beside_ = true;
-    added_ = steps_ = tile * kTileSteps<Ops>;
-    p_at_ = slot * kTileSteps<Ops> - steps_;
-  }
 
   // A single tile, whose weights wait where its scores stood.
   HWY_INLINE void Hold(int tile) {

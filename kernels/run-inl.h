@@ -178,6 +178,8 @@ struct RunPages {
   HWY_INLINE RunPages() = default;  // see passes-inl.h
 
   int count = 0;
+  int low = 0;   // of the run's keys those from here on
+  int high = 0;  // and before here are seen
   const std::byte* k[kRunGroups];
   const std::byte* v[kRunGroups];
 };

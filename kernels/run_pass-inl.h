@@ -148,14 +148,16 @@ template <class Ops, int R>
 HWY_NOINLINE bool WeighTogether(RunContext<Ops>& run, const Group& group,
                                 int tile, Waiting<Ops>& waiting) {
   GroupPass<Ops, R, kFetchFar> pass(run, *run.pages, group, waiting);
-  pass.WeighBeside(tile, group.slot);
+  pass.BeginTurn(tile, group.slot);
+  pass.PassTile(tile);
   return pass.waits();
 }
 template <class Ops, int R>
 HWY_NOINLINE void AddTogether(RunContext<Ops>& run, const Group& group,
                               int tile, Waiting<Ops>& waiting) {
-  GroupPass<Ops, R, kFetchFar>(run, *run.pages, group, waiting)
-      .AddBeside(tile, group.slot);
+  GroupPass<Ops, R, kFetchFar> pass(run, *run.pages, group, waiting);
+  pass.BeginTurn(tile, group.slot);
+  pass.AddLastOfTurn(tile);
 }
 
 // A few groups, tile by tile: the scores of all of them, then their values. The

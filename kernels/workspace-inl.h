@@ -123,6 +123,8 @@ HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
   const int64_t last = (high - 1) / kGroupTokens * kGroupTokens;
   const int64_t keys = HWY_MIN(high - begin, run_keys);
   pages.count = static_cast<int>((keys + kKeyTile - 1) / kKeyTile) * kGroups;
+  pages.low = static_cast<int>(HWY_MAX(low - begin, int64_t{0}));
+  pages.high = static_cast<int>(keys);
   for (int g = 0; g < pages.count; ++g) {
     const int64_t token =
         HWY_MIN(HWY_MAX(begin + g * kGroupTokens, first), last);
@@ -138,6 +140,8 @@ HWY_INLINE void FindPages(const AttendArgs& args, const KvPages& kv,
 HWY_INLINE void ShiftPages(const AttendArgs& args, const RunPages& from,
                            int heads, RunPages& to) {
   to.count = from.count;
+  to.low = from.low;
+  to.high = from.high;
   for (int g = 0; g < from.count; ++g) {
     to.k[g] = from.k[g] + heads * args.k_head_bytes;
     to.v[g] = from.v[g] + heads * args.v_head_bytes;
@@ -161,8 +165,10 @@ struct RunContext {
   int64_t begin;         // first key of the run
   int tiles;             // 1 to kRun: nobody sees the later ones
   size_t key_stride;
-  size_t pool_key_stride;   // the same where its tiles are not widened
-  size_t pool_value_bytes;  // of a 16-token group
+  size_t pool_key_stride;   // the same where its tiles are not widened,
+  size_t pool_key_part;     // of which a 16-token group has so many
+  size_t pool_key_bytes;    // of a 16-token group
+  size_t pool_value_bytes;  // the same
   bool from_memory;         // passed as what comes from there
   Pieces near_pieces;       // side by side, where not (Zen 5)
   bool fresh;               // the first run of a partition
@@ -170,6 +176,8 @@ struct RunContext {
   Prefetch score_fetch;     // while a group's scores
   Prefetch value_fetch;     // and its values are computed
   RowFetches<2 * kMostRows<Ops>> row_fetches;  // one group's q, one's out
+  // What score_fetch and value_fetch take in place of groups, see fetch-inl.h.
+  const std::byte* shifted[2][kRunGroups];
 };
 
 }  // namespace VARLANE_NS

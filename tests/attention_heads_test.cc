@@ -109,7 +109,7 @@ TEST_P(HeadsTest, WhereKvComesFromChangesNoBit) {
     spec.kv_heads = 3;
     spec.q_heads = group * spec.kv_heads;
     spec.head_size = group == 3 ? 72 : 128;
-    spec.block_size = group == 4 ? 64 : 16;
+    spec.block_size = group == 1 ? 32 : group == 4 ? 64 : 16;
     spec.seqs = {{1, 77}, {1, 128}, {1, 1},  {1, 512},
                  {1, 45}, {1, 640}, {1, 64}, {1, 1339}};
     const AttentionCase c(spec);
@@ -140,6 +140,42 @@ TEST_P(HeadsTest, WeightsThatWaitAreLeftAlone) {
   const PlanOptions plan = Together(spec.kv_heads);
   const Output expected = c.Run(*MakeSmallCaches("").attention, plan);
   CheckWhereKvComesFrom(c, plan, expected, "every other head");
+}
+
+// Blocks of several tiles, two of which a head passes before the next one does:
+// with windows and drafts that see a part of either, and with keys that grow,
+// so that the second one's scores move what the first one's weights refer to.
+TEST_P(HeadsTest, TilesOfLargeBlocksAreTheSameBits) {
+  const Fill q = [](int, int, int head, int d) {
+    return d == 0 ? 1.0 : 0.125 * ((head + d) % 5);
+  };
+  const Fill k = [](int, int pos, int head, int d) {
+    return d == 0 ? (head % 2 == 0 ? pos / 16 : 0.0) : 0.25 * ((pos + d) % 5);
+  };
+  for (const int block_size : {128, 256}) {
+    CaseSpec spec;
+    spec.kv_dtype = GetParam();
+    spec.kv_heads = 5;  // more than go together
+    spec.q_heads = 2 * spec.kv_heads;
+    spec.head_size = 72;
+    spec.seqs = {{1, 77},  {1, 128}, {1, 200}, {3, 130},  {3, 65},
+                 {2, 129}, {1, 512}, {2, 97},  {1, 1339}, {3, 1026}};
+    spec.masks.assign(spec.seqs.size(), {});
+    for (const size_t windowed : {2, 3, 8, 9}) {
+      spec.masks[windowed].window_left = 79;
+    }
+    const AttentionCase small_blocks(spec, q, k);
+    const PlanOptions plan = Together(spec.kv_heads);
+    const Output expected =
+        small_blocks.Run(*MakeSmallCaches("").attention, plan);
+    small_blocks.ExpectMatchesReference(expected);
+    spec.block_size = block_size;
+    const AttentionCase c(spec, q, k);
+    ExpectSameBits(c.Run(*MakeSmallCaches("").attention, plan), expected,
+                   "blocks of " + std::to_string(block_size));
+    CheckWhereKvComesFrom(c, plan, expected, std::to_string(block_size));
+    if (HasFailure()) return;
+  }
 }
 
 // A threadgroup of three takes a third of them; each pattern finds the same.
