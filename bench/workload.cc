@@ -12,8 +12,8 @@
 namespace varlane::bench {
 namespace {
 
-int64_t BlocksOf(int tokens) {
-  return (int64_t{tokens} + kBlockTokens - 1) / kBlockTokens;
+int64_t BlocksOf(int tokens, int block_size) {
+  return (int64_t{tokens} + block_size - 1) / block_size;
 }
 
 KvLayout LayoutOf(const Heads& heads, DType dtype) {
@@ -22,7 +22,7 @@ KvLayout LayoutOf(const Heads& heads, DType dtype) {
           .num_kv_heads = heads.kv,
           .head_size = heads.size,
           .v_head_size = heads.size,
-          .block_size = kBlockTokens};
+          .block_size = heads.block_size};
 }
 
 // Blocks with numbers of their own; the others repeat them, since what stands
@@ -32,13 +32,19 @@ constexpr int64_t kDistinctBlocks = 64;
 }  // namespace
 
 std::string Heads::Name() const {
-  return std::to_string(q) + "/" + std::to_string(kv) + "/" +
-         std::to_string(size);
+  std::string name =
+      std::to_string(q) + "/" + std::to_string(kv) + "/" + std::to_string(size);
+  if (block_size != kBlockTokens) {
+    name += ", blocks of " + std::to_string(block_size);
+  }
+  return name;
 }
 
-int64_t Shape::num_blocks() const {
+int64_t Shape::num_blocks(int block_size) const {
   int64_t blocks = 0;
-  for (const Group& g : groups) blocks += g.count * BlocksOf(g.context);
+  for (const Group& g : groups) {
+    blocks += g.count * BlocksOf(g.context, block_size);
+  }
   return blocks;
 }
 
@@ -49,7 +55,7 @@ int64_t Shape::total_q() const {
 }
 
 int64_t KvBytes(const Shape& shape, const Heads& heads, DType dtype) {
-  return shape.num_blocks() * KvBlockBytes(heads, dtype);
+  return shape.num_blocks(heads.block_size) * KvBlockBytes(heads, dtype);
 }
 
 int64_t KvBlockBytes(const Heads& heads, DType dtype) {
@@ -81,15 +87,15 @@ Status KvFixture::Fill(Runtime* runtime) {
   if (!attention.ok()) return attention.status();
   const KvView kv = view();
   const int64_t distinct = std::min(kDistinctBlocks, kv.num_blocks);
-  const auto elements =
-      static_cast<size_t>(distinct * kBlockTokens * heads_.kv * heads_.size);
+  const auto elements = static_cast<size_t>(distinct * heads_.block_size *
+                                            heads_.kv * heads_.size);
   std::mt19937 rng(2);
   std::uniform_real_distribution<float> uniform(-1, 1);
   std::vector<float> k(elements);
   std::vector<float> v(elements);
   for (float& x : k) x = uniform(rng);
   for (float& x : v) x = uniform(rng);
-  std::vector<int64_t> slots(static_cast<size_t>(distinct * kBlockTokens));
+  std::vector<int64_t> slots(static_cast<size_t>(distinct * heads_.block_size));
   std::iota(slots.begin(), slots.end(), int64_t{0});
   if (Status status = (*attention)
                           ->WriteKv(kv, 0, {k.data(), DType::kF32},
@@ -114,7 +120,9 @@ Result<std::unique_ptr<Workload>> Workload::Create(
   const int copies = options.copies;
   const int64_t first_block = options.first_block;
   const int64_t distinct = options.distinct_blocks;
-  const int64_t needed = distinct > 0 ? distinct : shape.num_blocks() * copies;
+  const int block_size = fixture->heads().block_size;
+  const int64_t needed =
+      distinct > 0 ? distinct : shape.num_blocks(block_size) * copies;
   const auto there = static_cast<int64_t>(fixture->blocks().size());
   if (first_block + needed > there) {
     return Status(StatusCode::kOutOfRange,
@@ -131,7 +139,7 @@ Result<std::unique_ptr<Workload>> Workload::Create(
       work->cu_seqlens_q_.push_back(work->cu_seqlens_q_.back() + g.q_len);
       work->seq_lens_.push_back(g.context);
     }
-    work->stride_ = std::max(work->stride_, BlocksOf(g.context));
+    work->stride_ = std::max(work->stride_, BlocksOf(g.context, block_size));
   }
   int64_t next_block = 0;
   const auto take_block = [&] {
@@ -148,7 +156,7 @@ Result<std::unique_ptr<Workload>> Workload::Create(
                                static_cast<size_t>(work->stride_));
     auto row = table.begin();
     for (const int32_t length : work->seq_lens_) {
-      std::generate_n(row, BlocksOf(length), take_block);
+      std::generate_n(row, BlocksOf(length, block_size), take_block);
       row += work->stride_;
     }
     work->tables_.push_back(std::move(table));

@@ -22,12 +22,16 @@
 
 namespace varlane::bench {
 
+inline constexpr int kBlockTokens = 16;
+
+// Of a pool, and the tokens of one of its blocks.
 struct Heads {
   int q = 16;
   int kv = 4;
   int size = 128;
+  int block_size = kBlockTokens;
 
-  std::string Name() const;  // "16/4/128"
+  std::string Name() const;  // "16/4/128", "16/4/128, blocks of 64"
 
   friend bool operator==(const Heads&, const Heads&) = default;
 };
@@ -44,11 +48,9 @@ struct Shape {
   std::vector<Group> groups;
   SequenceMask mask = {};
 
-  int64_t num_blocks() const;  // of kBlockTokens
+  int64_t num_blocks(int block_size = kBlockTokens) const;
   int64_t total_q() const;
 };
-
-inline constexpr int kBlockTokens = 16;
 
 // A pool of one layer full of numbers, whose blocks are handed out in a random
 // order.

@@ -143,14 +143,19 @@ TEST_P(HeadsTest, WeightsThatWaitAreLeftAlone) {
 }
 
 // Blocks of several tiles, two of which a head passes before the next one does:
-// with windows and drafts that see a part of either, and with keys that grow,
-// so that the second one's scores move what the first one's weights refer to.
+// with windows and drafts that see a part of either, before which infinities
+// stand, and with keys that grow, so that the second one's scores move what the
+// first one's weights refer to.
 TEST_P(HeadsTest, TilesOfLargeBlocksAreTheSameBits) {
   const Fill q = [](int, int, int head, int d) {
     return d == 0 ? 1.0 : 0.125 * ((head + d) % 5);
   };
   const Fill k = [](int, int pos, int head, int d) {
     return d == 0 ? (head % 2 == 0 ? pos / 16 : 0.0) : 0.25 * ((pos + d) % 5);
+  };
+  const Fill v = [](int seq, int pos, int head, int d) {
+    const bool outside = (seq == 3 && pos < 42) || (seq == 9 && pos < 938);
+    return outside ? INFINITY : 0.25 * ((pos + 3 * head + d) % 9) - 1;
   };
   for (const int block_size : {128, 256}) {
     CaseSpec spec;
@@ -162,15 +167,15 @@ TEST_P(HeadsTest, TilesOfLargeBlocksAreTheSameBits) {
                  {2, 129}, {1, 512}, {2, 97},  {1, 1339}, {3, 1026}};
     spec.masks.assign(spec.seqs.size(), {});
     for (const size_t windowed : {2, 3, 8, 9}) {
-      spec.masks[windowed].window_left = 79;
+      spec.masks[windowed].window_left = 85;
     }
-    const AttentionCase small_blocks(spec, q, k);
+    const AttentionCase small_blocks(spec, q, k, v);
     const PlanOptions plan = Together(spec.kv_heads);
     const Output expected =
         small_blocks.Run(*MakeSmallCaches("").attention, plan);
     small_blocks.ExpectMatchesReference(expected);
     spec.block_size = block_size;
-    const AttentionCase c(spec, q, k);
+    const AttentionCase c(spec, q, k, v);
     ExpectSameBits(c.Run(*MakeSmallCaches("").attention, plan), expected,
                    "blocks of " + std::to_string(block_size));
     CheckWhereKvComesFrom(c, plan, expected, std::to_string(block_size));

@@ -91,6 +91,20 @@ TEST_F(BenchTest, DemandsAreThoseOfTheTable) {
   }
 }
 
+TEST_F(BenchTest, OtherBlockSizesAreShownAndNothingIsDemandedOfThem) {
+  const TestJson json =
+      Bench("kernels --quick --memory 1MiB --filter 'blocks of'");
+  ASSERT_EQ(json["rows"].size(), 4u);
+  for (const char* size : {"32", "64", "128", "256"}) {
+    const TestJson* row = FindRow(
+        json, std::string("decode 64x1@2048 bf16 16/4/128, blocks of ") + size);
+    ASSERT_NE(row, nullptr) << size;
+    EXPECT_TRUE((*row)["must"].is_null());
+    EXPECT_NE((*row)["reason"].get<std::string>().find("--memory"),
+              std::string::npos);
+  }
+}
+
 TEST_F(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
   const TestJson json =
       Bench("kernels --quick --filter '^(decode 1024x1@2048|prefill 30000)'");

@@ -48,6 +48,19 @@ Shape MixedLengths() {
   return shape;
 }
 
+// The same in blocks of other sizes.
+const std::vector<Demand>& OtherBlocks() {
+  static const std::vector<Demand> demands = {
+      {{"decode 64x1@2048", {{64, 1, 2048}}},
+       Bound::kRead,
+       true,
+       kShown,
+       kShown,
+       kShown},
+  };
+  return demands;
+}
+
 // The smallest cold decode stands first: its comparison of read loops serves
 // the larger ones.
 const std::vector<Demand>& Demands() {
@@ -114,7 +127,7 @@ bool IsLong(const Demand& demand, DType dtype, const Heads& heads) {
 
 // Few enough for every worker's L2 beside what else it holds, whatever the
 // type.
-constexpr int64_t kNearBlocks = 4;
+constexpr int kNearTokens = 64;
 
 // Times of one round: the launch, the same over blocks in the nearest cache,
 // the plain read, the multiplies in registers, the launch's own kind of them
@@ -254,7 +267,9 @@ Status MeasureDemand(BenchSession* session, const Demand& demand,
   VARLANE_TOOLS_ASSIGN(
       const std::unique_ptr<Workload> near,
       Workload::Create(session->attention(), &fixture, demand.shape,
-                       {.distinct_blocks = kNearBlocks, .plan = plan}));
+                       {.distinct_blocks = std::max(
+                            kNearTokens / fixture.heads().block_size, 1),
+                        .plan = plan}));
   Times times;
   VARLANE_TOOLS_TRY(TakeSamples(session, demand.bound, fixture.dtype(),
                                 work.get(), near.get(), &times, row));
@@ -293,18 +308,17 @@ const char* UnitOf(Bound bound) {
                                  : "us";
 }
 
-}  // namespace
-
-void AddRatioRows(BenchSession* session, const Heads& heads, DType dtype) {
+void AddDemands(BenchSession* session, const Heads& heads, DType dtype,
+                const std::vector<Demand>& demands) {
   // One pool as large as the largest shape needs that memory allows.
   std::vector<const Demand*> wanted;
   int64_t num_blocks = 0;
-  for (const Demand& demand : Demands()) {
+  for (const Demand& demand : demands) {
     if (demand.must(dtype) == 0) continue;
     if (!session->Wants(RowName(demand, dtype, heads))) continue;
     wanted.push_back(&demand);
-    const int64_t blocks =
-        demand.shape.num_blocks() * Copies(demand, dtype, heads);
+    const int64_t blocks = demand.shape.num_blocks(heads.block_size) *
+                           Copies(demand, dtype, heads);
     if (session->options().quick && IsLong(demand, dtype, heads)) continue;
     if (blocks * bench::KvBlockBytes(heads, dtype) <=
         session->options().memory_bytes) {
@@ -319,8 +333,8 @@ void AddRatioRows(BenchSession* session, const Heads& heads, DType dtype) {
       row.must = must;
     }
     const Measure measure = [&](BenchRow* to) -> Status {
-      const int64_t blocks =
-          demand->shape.num_blocks() * Copies(*demand, dtype, heads);
+      const int64_t blocks = demand->shape.num_blocks(heads.block_size) *
+                             Copies(*demand, dtype, heads);
       VARLANE_TOOLS_ASSIGN(
           const KvFixture* const fixture,
           session->Fixture(dtype, heads, std::max(blocks, num_blocks)));
@@ -331,6 +345,20 @@ void AddRatioRows(BenchSession* session, const Heads& heads, DType dtype) {
     } else {
       session->Add(std::move(row), measure);
     }
+  }
+}
+
+}  // namespace
+
+void AddRatioRows(BenchSession* session, const Heads& heads, DType dtype) {
+  AddDemands(session, heads, dtype, Demands());
+}
+
+void AddBlockSizeRows(BenchSession* session, const Heads& heads, DType dtype) {
+  for (const int block_size : {32, 64, 128, 256}) {
+    Heads other = heads;
+    other.block_size = block_size;
+    AddDemands(session, other, dtype, OtherBlocks());
   }
 }
 

@@ -100,6 +100,8 @@ Result<std::unique_ptr<KvPool>> MakeSmallPool(Runtime* runtime,
 
 void AddRatioRows(BenchSession* session, const bench::Heads& heads,
                   DType dtype);
+void AddBlockSizeRows(BenchSession* session, const bench::Heads& heads,
+                      DType dtype);
 void AddBatchRows(BenchSession* session);    // mixed, ragged, windowed
 void AddLaunchRows(BenchSession* session);   // empty and surplus threadgroups
 void AddMonitorRows(BenchSession* session);  // of memory pressure

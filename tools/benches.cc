@@ -49,14 +49,17 @@ Result<BenchResult> BenchKernels(const BenchOptions& options) {
   BenchResult result;
   result.machine = MachineJson(session.get());
   AddRatioRows(session.get(), Heads{}, DType::kBF16);
+  AddBlockSizeRows(session.get(), Heads{}, DType::kBF16);
   AddLaunchRows(session.get());
   AddBatchRows(session.get());
   AddScalingRows(session.get());
   AddPeerRows(session.get());
   AddTargetRows(session.get());
   if (!options.quick) {
-    AddRatioRows(session.get(), Heads{}, DType::kF32);
-    AddRatioRows(session.get(), Heads{}, DType::kF16);
+    for (const DType dtype : {DType::kF32, DType::kF16}) {
+      AddRatioRows(session.get(), Heads{}, dtype);
+      AddBlockSizeRows(session.get(), Heads{}, dtype);
+    }
     for (const Heads& heads :
          {Heads{32, 8, 128}, Heads{16, 8, 128}, Heads{8, 8, 64}}) {
       for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
