@@ -297,6 +297,7 @@ class Fetcher {
   HWY_INLINE void EndPieces() {
     if (fetch_.next == fetch_.end) {
       at_ = fetch_.stride = fetch_.back = 0;
+      fetch_.wait = 0;  // what is left of the loop asks for nothing
       return;
     }
     fetch_.NextPieces();
