@@ -1,9 +1,10 @@
 // A run of key tiles and a single register group of each KV head, as Zen 5
 // streams them.
 //
-// From memory, tile by tile the keys of all heads, then their values, in the
-// order in which they stand there, no faster than they come: in turns with each
-// head passing the whole run 3 to 6% faster (2048 tokens, bf16).
+// From memory, tile by tile, or two tiles of a large block at a time, the keys
+// of all heads, then their values, in the order in which they stand there, no
+// faster than they come: in turns with each head passing the whole run 3 to 6%
+// faster (2048 tokens, bf16).
 //
 // From a cache head by head, each tile's values after the next one's scores,
 // beside which its weights are computed: what is fetched is read soon, and
@@ -40,8 +41,8 @@ struct Turn {
 };
 
 // How many, at most: two of a larger block, whose keys stand side by side in
-// each row (blocks of 128 tokens, in turns: bf16 8 to 18% faster, f16 29%, f32
-// 7%; of 256 even). Of 16 tokens it would gain nothing.
+// each row (blocks of 128 tokens, in turns: bf16 8 to 18% faster, f32 7%; of
+// 256 even). Of 16 tokens it would gain nothing.
 template <class Ops>
 HWY_INLINE int MostInTurn(const RunContext<Ops>& run) {
   return (1 << run.args->kv.block_size_log2) > kKeyTile ? 2 : 1;
