@@ -41,8 +41,8 @@ struct Turn {
 };
 
 // How many, at most: two of a larger block, whose keys stand side by side in
-// each row (blocks of 128 tokens, in turns: bf16 8 to 18% faster, f32 7%; of
-// 256 even). Of 16 tokens it would gain nothing.
+// each row (blocks of 128 tokens, in turns: bf16 8 to 18% faster, f32 4 to
+// 7%; of 256 even). Of 16 tokens it would gain nothing.
 template <class Ops>
 HWY_INLINE int MostInTurn(const RunContext<Ops>& run) {
   return (1 << run.args->kv.block_size_log2) > kKeyTile ? 2 : 1;
