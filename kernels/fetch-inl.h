@@ -58,12 +58,6 @@ HWY_INLINE KeyPieces KeyPiecesOf(const RunContext<Ops>& run, bool whole) {
   return {.stride = row, .shift = rows / 2 * row - part, .mask = 1};
 }
 
-template <class Ops>
-HWY_INLINE const std::byte** ShiftedOf(RunContext<Ops>& run,
-                                       const Prefetch& fetch) {
-  return run.shifted[&fetch == &run.score_fetch ? 0 : 1];
-}
-
 // Pieces [from, to) of a run in the pool, each one 16-token group's K resp. V;
 // `whole`: of blocks that are seen as a whole.
 template <class Ops>
@@ -73,7 +67,8 @@ HWY_NOINLINE void FetchKeys(RunContext<Ops>& run, const RunPages& pages,
   const KeyPieces pieces = KeyPiecesOf(run, whole);
   const std::byte* const* first = pages.k + from;
   if (pieces.shift != 0) {
-    const std::byte** const shifted = ShiftedOf(run, fetch);
+    const std::byte** const shifted =
+        run.shifted[&fetch == &run.score_fetch ? 0 : 1];
     for (int g = from; g < to; ++g) {
       shifted[g - from] =
           pages.k[g] + static_cast<size_t>(g & pieces.mask) * pieces.shift;
@@ -146,27 +141,15 @@ struct TileHalf {
 };
 
 // The keys of a tile in blocks of more than 16 tokens: where pieces go
-// together, row by row.
+// together, row by row. Not inlined beside loops that have no use for it.
 template <class Ops>
 HWY_NOINLINE void FetchTileOfBlocks(RunContext<Ops>& run, TileHalf next,
                                     Pieces side_by_side, Prefetch& fetch) {
   const RunPages& pages = *next.pages;
   const int from = next.begin();
-  const size_t row = run.pool_key_stride;
-  const bool together = side_by_side != Pieces::kAlone;
-  if (together && run.pool_key_part < 64) {
-    // Two groups of f16 share a line: two rows at a time.
-    const std::byte** const shifted = ShiftedOf(run, fetch);
-    for (int i = 0; i < kGroups; ++i) {
-      shifted[i] = pages.k[from + i * 2 % kGroups] +
-                   static_cast<size_t>(i * 2 / kGroups) * row;
-    }
-    fetch.Start(shifted, shifted + kGroups, side_by_side, 2 * row,
-                run.pool_key_bytes / 64);
-    return;
-  }
   const int key = next.tile * kKeyTile;
-  const bool whole = !together && SeesBlocks(run, pages, key, key + kKeyTile);
+  const bool whole = side_by_side == Pieces::kAlone &&
+                     SeesBlocks(run, pages, key, key + kKeyTile);
   FetchKeys(run, pages, from, from + kGroups, whole, side_by_side, fetch);
 }
 

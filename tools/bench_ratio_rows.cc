@@ -48,19 +48,6 @@ Shape MixedLengths() {
   return shape;
 }
 
-// The same in blocks of other sizes.
-const std::vector<Demand>& OtherBlocks() {
-  static const std::vector<Demand> demands = {
-      {{"decode 64x1@2048", {{64, 1, 2048}}},
-       Bound::kRead,
-       true,
-       kShown,
-       kShown,
-       kShown},
-  };
-  return demands;
-}
-
 // The smallest cold decode stands first: its comparison of read loops serves
 // the larger ones.
 const std::vector<Demand>& Demands() {
@@ -107,6 +94,19 @@ const std::vector<Demand>& Demands() {
        .75,
        .8,
        .8},
+  };
+  return demands;
+}
+
+// What is shown of blocks of other sizes.
+const std::vector<Demand>& OtherBlocks() {
+  static const std::vector<Demand> demands = {
+      {{"decode 64x1@2048", {{64, 1, 2048}}},
+       Bound::kRead,
+       true,
+       kShown,
+       kShown,
+       kShown},
   };
   return demands;
 }

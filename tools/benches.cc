@@ -49,12 +49,12 @@ Result<BenchResult> BenchKernels(const BenchOptions& options) {
   BenchResult result;
   result.machine = MachineJson(session.get());
   AddRatioRows(session.get(), Heads{}, DType::kBF16);
-  AddBlockSizeRows(session.get(), Heads{}, DType::kBF16);
   AddLaunchRows(session.get());
   AddBatchRows(session.get());
   AddScalingRows(session.get());
   AddPeerRows(session.get());
   AddTargetRows(session.get());
+  AddBlockSizeRows(session.get(), Heads{}, DType::kBF16);
   if (!options.quick) {
     for (const DType dtype : {DType::kF32, DType::kF16}) {
       AddRatioRows(session.get(), Heads{}, dtype);
