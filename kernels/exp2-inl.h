@@ -7,19 +7,27 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// Coefficients of 2^r, |r| <= 1/16: minimax with the constant term fixed to 1,
-// so that 2^0 is exactly 1; relative errors of 3.5e-6 and 2.6e-8.
-template <int kDegree>
-struct Exp2Coefficients;
-template <>
-struct Exp2Coefficients<2> {
-  static constexpr double kOf[] = {1.0, 0.6933133598888784, 0.2403117115709021};
+// Of 2^r, |r| <= 1/16: minimax with 2^0 fixed to 1; relative errors of 3.7e-6
+// and 2.6e-8. The shorter one is kOf[0] ((r + kShift)^2 + kRest), which
+// needs a single lookup.
+struct Exp2Square {
+  static constexpr double kOf[] = {0.2403117115709021};
+  static constexpr float kShift = 1.44252908f;
+  static constexpr float kRest = 2.08037186f;
 };
-template <>
-struct Exp2Coefficients<3> {
+struct Exp2Cubic {
   static constexpr double kOf[] = {1.0, 0.6931471805599453, 0.240258177445858,
                                    0.05551714055209237};
 };
+// With a fused multiply-add and without.
+static_assert(static_cast<float>(double{Exp2Square::kShift} *
+                                     Exp2Square::kShift +
+                                 Exp2Square::kRest) *
+                  static_cast<float>(Exp2Square::kOf[0]) ==
+              1.0f);
+static_assert((Exp2Square::kShift * Exp2Square::kShift + Exp2Square::kRest) *
+                  static_cast<float>(Exp2Square::kOf[0]) ==
+              1.0f);
 
 // 2^(j/8), j = 0 .. 7.
 constexpr double kEighths[] = {1.0,
@@ -33,11 +41,10 @@ constexpr double kEighths[] = {1.0,
 
 // A coefficient times 2^(j/8), each twice so that the low three or four bits of
 // an index find it.
-template <int kDegree, int kPower>
+template <class Polynomial, int kPower>
 struct Exp2Table {
   static constexpr float At(int j) {
-    return static_cast<float>(Exp2Coefficients<kDegree>::kOf[kPower] *
-                              kEighths[j % 8]);
+    return static_cast<float>(Polynomial::kOf[kPower] * kEighths[j % 8]);
   }
   alignas(64) static constexpr float kValues[16] = {
       At(0), At(1), At(2),  At(3),  At(4),  At(5),  At(6),  At(7),
@@ -98,8 +105,9 @@ HWY_INLINE V AtLeast(V x, float low) {
 
 // 2^x for x <= 127 in two parts, each short enough that nothing waits long for
 // the other's results: x rounded to eighths, then the polynomial of what is
-// left. The eighth picks its coefficients, since table lookups cost nothing
-// beside multiplications, which are scarce. NaN stays NaN, -inf gives 0.
+// left. The eighth picks a factor or, of a cubic, whose rounding would show,
+// the coefficients: lookups cost less than multiplications, which are scarce.
+// NaN stays NaN, -inf gives 0.
 struct SplitExponent {
   V sum;   // x + kEighthsMagic, whose ulps are eighths
   V rest;  // of x, at most 1/16
@@ -122,33 +130,46 @@ HWY_INLINE SplitExponent SplitExp2(V x) {
 
 // Several at once, step by step: one after the other they would fill Zen 3's
 // schedulers with what waits for the step before (in turns, 8x512 1% faster,
-// longer prefill 0 to 1%).
+// longer prefill 0 to 1%). This is the part without the power of two.
+template <int kDegree, int kCount>
+HWY_INLINE void JoinFractions(const SplitExponent (&split)[kCount],
+                              V (&powers)[kCount]) {
+  const auto bits = [&](int i)
+                        HWY_ATTR { return hn::BitCast(DI(), split[i].sum); };
+  if constexpr (kDegree == 2) {
+    HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
+      const V shifted = hn::Add(split[i].rest, Broadcast(Exp2Square::kShift));
+      powers[i] = Fma(shifted, shifted, Broadcast(Exp2Square::kRest));
+    }
+    HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
+      powers[i] = hn::Mul(powers[i], Exp2Table<Exp2Square, 0>::Look(bits(i)));
+    }
+  } else {
+    HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
+      powers[i] = Exp2Table<Exp2Cubic, 2>::Look(bits(i));
+    }
+    HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
+      powers[i] =
+          Fma(split[i].rest, Exp2Table<Exp2Cubic, 3>::Look(bits(i)), powers[i]);
+    }
+    HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
+      powers[i] =
+          Fma(split[i].rest, powers[i], Exp2Table<Exp2Cubic, 1>::Look(bits(i)));
+    }
+    HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
+      powers[i] =
+          Fma(split[i].rest, powers[i], Exp2Table<Exp2Cubic, 0>::Look(bits(i)));
+    }
+  }
+}
+
 template <int kDegree, int kCount>
 HWY_INLINE void JoinExp2s(const SplitExponent (&split)[kCount],
                           V (&powers)[kCount]) {
-  using C0 = Exp2Table<kDegree, 0>;
-  using C1 = Exp2Table<kDegree, 1>;
-  using C2 = Exp2Table<kDegree, 2>;
-  const auto bits = [&](int i)
-                        HWY_ATTR { return hn::BitCast(DI(), split[i].sum); };
-  HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-    powers[i] = C2::Look(bits(i));
-  }
-  if constexpr (kDegree == 3) {
-    HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-      powers[i] =
-          Fma(split[i].rest, Exp2Table<kDegree, 3>::Look(bits(i)), powers[i]);
-    }
-  }
-  HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-    powers[i] = Fma(split[i].rest, powers[i], C1::Look(bits(i)));
-  }
-  HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-    powers[i] = Fma(split[i].rest, powers[i], C0::Look(bits(i)));
-  }
+  JoinFractions<kDegree>(split, powers);
   HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
     const V n = hn::Sub(split[i].sum, Broadcast(kEighthsMagic));
-    powers[i] = Ldexp(powers[i], n, bits(i));
+    powers[i] = Ldexp(powers[i], n, hn::BitCast(DI(), split[i].sum));
   }
 }
 
