@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -23,6 +24,16 @@ KvLayout LayoutOf(const Heads& heads, DType dtype) {
           .head_size = heads.size,
           .v_head_size = heads.size,
           .block_size = heads.block_size};
+}
+
+// Press et al., "Train Short, Test Long" (2022): 2^(-8/n), its square, ...
+std::vector<float> AlibiSlopes(int num_heads) {
+  std::vector<float> slopes;
+  for (int head = 1; head <= num_heads; ++head) {
+    slopes.push_back(std::exp2(-8.0f * static_cast<float>(head) /
+                               static_cast<float>(num_heads)));
+  }
+  return slopes;
 }
 
 // Blocks with numbers of their own; the others repeat them, since what stands
@@ -150,6 +161,8 @@ Result<std::unique_ptr<Workload>> Workload::Create(
   AttentionShape attention_shape;
   attention_shape.num_q_heads = fixture->heads().q;
   attention_shape.mask = shape.mask;
+  attention_shape.softcap = shape.softcap;
+  if (shape.alibi) work->slopes_ = AlibiSlopes(fixture->heads().q);
   work->plans_.resize(static_cast<size_t>(copies));
   for (int copy = 0; copy < copies; ++copy) {
     std::vector<int32_t> table(work->seq_lens_.size() *
@@ -198,6 +211,7 @@ Result<double> Workload::Run() {
   AttentionTensors tensors;
   tensors.q = {q_.data(), DType::kBF16};
   tensors.out = {out_.data(), out_dtype_};
+  if (!slopes_.empty()) tensors.alibi_slopes = slopes_.data();
   AttentionPlan* const plan = &plans_[NextCopy()];
   const auto start = std::chrono::steady_clock::now();
   const Status status =

@@ -47,6 +47,8 @@ struct Shape {
   std::string name;  // "decode 64x1@2048"
   std::vector<Group> groups;
   SequenceMask mask = {};
+  double softcap = 0;
+  bool alibi = false;  // with the usual slopes
 
   int64_t num_blocks(int block_size = kBlockTokens) const;
   int64_t total_q() const;
@@ -127,7 +129,8 @@ class Workload {
   std::vector<AttentionPlan> plans_;          // [copies]
   std::vector<std::unique_ptr<ReadProbe>> probes_;
   size_t next_ = 0;
-  HugePageVector<BF16> q_;  // [total_q, Hq, D]
+  HugePageVector<BF16> q_;     // [total_q, Hq, D]
+  std::vector<float> slopes_;  // [Hq], or empty
   DType out_dtype_ = DType::kF32;
   HugePageVector<std::byte> out_;
   LaunchReport report_;

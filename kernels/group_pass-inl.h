@@ -211,22 +211,22 @@ class GroupPass {
   // True where no row's maximum moves.
   HWY_INLINE bool ScoresOfWhole(int tile) {
     if constexpr (kTileVecs == kMaxVecs || kAvx2) {
-      if (HWY_LIKELY(!modified_)) {
-        if constexpr (kSoftensApart) {
-          waiting_.Finish();
-          return Steady<NoSide>(tile, {});
-        } else {
-          if (HWY_LIKELY(waiting_.count() == R)) {
-            return Steady<SoftenRows<Ops, R>>(tile, waiting_.rows());
-          }
-          waiting_.Finish();
-          return Steady<NoSide>(tile, {});
-        }
+      const bool steady = SteadyBeside(tile);
+      return HWY_LIKELY(!modified_) ? steady : Modify(tile);
+    } else {
+      waiting_.Finish();
+      ScoresOf(tile, 0, kKeyTile);
+      return false;
+    }
+  }
+  HWY_INLINE bool SteadyBeside(int tile) {
+    if constexpr (!kSoftensApart) {
+      if (HWY_LIKELY(waiting_.count() == R)) {
+        return Steady<SoftenRows<Ops, R>>(tile, waiting_.rows());
       }
     }
     waiting_.Finish();
-    ScoresOf(tile, 0, kKeyTile);
-    return false;
+    return Steady<NoSide>(tile, {});
   }
 
   // What is read after this tile's keys: the next one's, or values.
@@ -368,12 +368,13 @@ class GroupPass {
     Scores<Ops, R, kFetch>(q_, pages_.k + tile * kGroups, run_.key_stride,
                            static_cast<size_t>(ws_.steps), begin, end, scores_,
                            run_.score_fetch);
-    if (HWY_LIKELY(!modified_)) return;
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      ModifyScores(args_, place_[r].head,
-                   args_.mask.first_position + place_[r].token, TileBegin(tile),
-                   scores_ + r * kKeyTile);
-    }
+    if (HWY_UNLIKELY(modified_)) Modify(tile);
+  }
+
+  // True where no row's maximum moves.
+  HWY_INLINE bool Modify(int tile) {
+    return ModifyTile(args_, place_, ws_.rows + local_, R, TileBegin(tile),
+                      scores_);
   }
 
   // Moves the rows' reference maxima where they must; false where a row has

@@ -32,14 +32,14 @@
 // After multiply-inl.h:
 #include "kernels/tile-inl.h"
 // After tile-inl.h:
-#include "kernels/modify-inl.h"
-// After modify-inl.h:
 #include "kernels/panel-inl.h"
 // After panel-inl.h:
 #include "kernels/widen-inl.h"
 // After widen-inl.h:
 #include "kernels/workspace-inl.h"
 // After workspace-inl.h:
+#include "kernels/modify-inl.h"
+// After modify-inl.h:
 #include "kernels/fetch-inl.h"
 // After fetch-inl.h:
 #include "kernels/sweep-inl.h"

@@ -94,8 +94,8 @@ TEST_P(ModifierTest, SoftcapsMatch) {
   }
 }
 
-// A cap far above the scores is almost none. Disabled: tanh by (1 - e) / (1 +
-// e) has an absolute error of 1e-7, here 3e-4 of a score of 5.
+// A cap far above the scores is almost none: tanh must be good for its size. An
+// absolute error of 1e-7 is 3e-4 of a score of 5 here.
 TEST_P(ModifierTest, SoftcapsFarAboveTheScoresMatch) {
   for (const double cap : {1e4, 1e6}) {
     CaseSpec spec = Spec({{9, 80}, {1, 200}});
@@ -122,6 +122,14 @@ TEST_P(ModifierTest, SlopesMatch) {
   spec.alibi_slopes = Slopes(10);
   CheckAllTargets(AttentionCase(spec));
   spec.causal = false;
+  CheckAllTargets(AttentionCase(spec));
+}
+
+// From one end of a context to the other scores grow by more than 2^127: maxima
+// must move with them.
+TEST_P(ModifierTest, SlopesThatOutgrowFloatsMatch) {
+  CaseSpec spec = Spec({{9, 700}, {1, 1000}, {70, 300}, {5, 1024}});
+  spec.alibi_slopes = {1.0f, -1.0f, 0.5f, 8.0f};
   CheckAllTargets(AttentionCase(spec));
 }
 

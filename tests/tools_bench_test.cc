@@ -105,6 +105,16 @@ TEST_F(BenchTest, OtherBlockSizesAreShownAndNothingIsDemandedOfThem) {
   }
 }
 
+TEST_F(BenchTest, ModifiedScoresAreHeldAgainstPlainOnesAndNothingIsDemanded) {
+  const TestJson json = Bench("kernels --quick --filter '^(softcap|ALiBi)'");
+  ASSERT_EQ(json["rows"].size(), 2u);
+  for (const TestJson& row : json["rows"]) {
+    EXPECT_TRUE(row["must"].is_null()) << row["name"];
+    EXPECT_GT(row["ratio"].get<double>(), 0) << row["name"];
+    EXPECT_EQ(row["detail"], "limit: the same without") << row["name"];
+  }
+}
+
 TEST_F(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
   const TestJson json =
       Bench("kernels --quick --filter '^(decode 1024x1@2048|prefill 30000)'");

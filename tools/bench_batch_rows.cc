@@ -1,5 +1,6 @@
 // Rows on whole batches: mixed and ragged ones beside their parts, a window
-// beside a short context, two workers beside one, other kernel tables.
+// beside a short context, modified scores beside plain ones, two workers beside
+// one, other kernel tables.
 //
 // SPDX-License-Identifier: Apache-2.0
 
@@ -117,6 +118,40 @@ Status MeasureWindow(BenchSession* session, BenchRow* row) {
   row->detail = "limit: a context of 1024, no window";
   SetPair(samples, false, row);
   return {};
+}
+
+// --- modified scores beside plain ones ---------------------------------------
+
+Status MeasureModified(BenchSession* session, const Shape& modified,
+                       DType dtype, BenchRow* row) {
+  Shape plain = modified;
+  plain.softcap = 0;
+  plain.alibi = false;
+  VARLANE_TOOLS_ASSIGN(const KvFixture* const fixture,
+                       session->Fixture(dtype, Heads{}, plain.num_blocks()));
+  VARLANE_TOOLS_ASSIGN(
+      const std::unique_ptr<Workload> with,
+      Workload::Create(session->attention(), fixture, modified));
+  VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> without,
+                       Workload::Create(session->attention(), fixture, plain));
+  const std::vector<Sampler> samplers = {
+      {[&with] { return with->Run(); }},
+      {[&without] { return without->Run(); }}};
+  VARLANE_TOOLS_ASSIGN(const auto samples,
+                       Interleave(samplers, session->budget()));
+  row->detail = "limit: the same without";
+  SetPair(samples, false, row);
+  return {};
+}
+
+void AddModifiedRow(BenchSession* session, const Shape& modified, DType dtype) {
+  BenchRow row;
+  row.name = modified.name + " " + DTypeName(dtype) + " " + Heads{}.Name();
+  row.unit = "us";
+  row.sense = Sense::kRatioAtMost;
+  session->Add(std::move(row), [=](BenchRow* to) {
+    return MeasureModified(session, modified, dtype, to);
+  });
 }
 
 // --- two workers beside one --------------------------------------------------
@@ -264,6 +299,18 @@ void AddBatchRows(BenchSession* session) {
   window.sense = Sense::kRatioAtMost;
   session->Add(std::move(window),
                [=](BenchRow* row) { return MeasureWindow(session, row); });
+}
+
+void AddModifiedRows(BenchSession* session) {
+  for (const DType dtype : DTypes(session, {DType::kBF16, DType::kF32})) {
+    Shape chunk = {"softcap, prefill chunk 1x512@8192", {{1, 512, 8192}}};
+    chunk.softcap = 30;
+    AddModifiedRow(session, chunk, dtype);
+    chunk.name = "ALiBi, prefill chunk 1x512@8192";
+    chunk.softcap = 0;
+    chunk.alibi = true;
+    AddModifiedRow(session, chunk, dtype);
+  }
 }
 
 void AddScalingRows(BenchSession* session) {

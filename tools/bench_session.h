@@ -102,16 +102,17 @@ void AddRatioRows(BenchSession* session, const bench::Heads& heads,
                   DType dtype);
 void AddBlockSizeRows(BenchSession* session, const bench::Heads& heads,
                       DType dtype);
-void AddBatchRows(BenchSession* session);    // mixed, ragged, windowed
-void AddLaunchRows(BenchSession* session);   // empty and surplus threadgroups
-void AddMonitorRows(BenchSession* session);  // of memory pressure
-void AddPoolRows(BenchSession* session);     // blocks taken, forks
-void AddPrefixRows(BenchSession* session);   // lookups, hits of a trace
-void AddResizeRows(BenchSession* session);   // memory returned and regained
-void AddRuntimeRows(BenchSession* session);  // those, graphs, traces, sharing
-void AddScalingRows(BenchSession* session);  // two workers against one
-void AddTargetRows(BenchSession* session);   // other kernel tables
-void AddPeerRows(BenchSession* session);     // a composition of library GEMMs
+void AddBatchRows(BenchSession* session);     // mixed, ragged, windowed
+void AddLaunchRows(BenchSession* session);    // empty and surplus threadgroups
+void AddMonitorRows(BenchSession* session);   // of memory pressure
+void AddPoolRows(BenchSession* session);      // blocks taken, forks
+void AddPrefixRows(BenchSession* session);    // lookups, hits of a trace
+void AddResizeRows(BenchSession* session);    // memory returned and regained
+void AddRuntimeRows(BenchSession* session);   // those, graphs, traces, sharing
+void AddModifiedRows(BenchSession* session);  // softcap and ALiBi
+void AddScalingRows(BenchSession* session);   // two workers against one
+void AddTargetRows(BenchSession* session);    // other kernel tables
+void AddPeerRows(BenchSession* session);      // a composition of library GEMMs
 
 }  // namespace varlane::tools
 

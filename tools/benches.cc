@@ -51,6 +51,7 @@ Result<BenchResult> BenchKernels(const BenchOptions& options) {
   AddRatioRows(session.get(), Heads{}, DType::kBF16);
   AddLaunchRows(session.get());
   AddBatchRows(session.get());
+  AddModifiedRows(session.get());
   AddScalingRows(session.get());
   AddPeerRows(session.get());
   AddTargetRows(session.get());
