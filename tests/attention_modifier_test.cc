@@ -126,10 +126,12 @@ TEST_P(ModifierTest, SlopesMatch) {
 }
 
 // From one end of a context to the other scores grow by more than 2^127: maxima
-// must move with them.
+// must move with them, also where what was added to a score lies above it.
 TEST_P(ModifierTest, SlopesThatOutgrowFloatsMatch) {
-  CaseSpec spec = Spec({{9, 700}, {1, 1000}, {70, 300}, {5, 1024}});
+  CaseSpec spec = Spec({{9, 700}, {1, 1000}, {300, 300}, {5, 1024}});
   spec.alibi_slopes = {1.0f, -1.0f, 0.5f, 8.0f};
+  CheckAllTargets(AttentionCase(spec));
+  spec.causal = false;
   CheckAllTargets(AttentionCase(spec));
 }
 
