@@ -41,16 +41,20 @@ Status Validate(const KvView& kv, int layer, const ConstTensor& k,
   return {};
 }
 
+int64_t TokenBytes(const ConstTensor& tensor, int num_heads, int head_size) {
+  const int64_t stride = tensor.token_stride != 0
+                             ? tensor.token_stride
+                             : int64_t{num_heads} * head_size;
+  return stride * static_cast<int64_t>(SizeOf(tensor.dtype));
+}
+
 const void* RowOf(const ConstTensor& tensor, int64_t token, int head,
                   int num_heads, int head_size) {
-  const int64_t token_stride = tensor.token_stride != 0
-                                   ? tensor.token_stride
-                                   : int64_t{num_heads} * head_size;
   const int64_t head_stride =
       tensor.head_stride != 0 ? tensor.head_stride : head_size;
   return static_cast<const std::byte*>(tensor.data) +
-         (token * token_stride + head * head_stride) *
-             static_cast<int64_t>(SizeOf(tensor.dtype));
+         token * TokenBytes(tensor, num_heads, head_size) +
+         head * head_stride * static_cast<int64_t>(SizeOf(tensor.dtype));
 }
 
 }  // namespace
@@ -95,20 +99,43 @@ void KvWrite::operator()(const Threadgroup& group) const {
   const int64_t end = std::min(num_tokens, begin + kTokensPerGroup);
   // Heads outside: a block's lines are revisited while they are in L1.
   for (int head = head_begin; head < head_end; ++head) {
-    for (int64_t token = begin; token < end; ++token) {
+    int count = 0;
+    for (int64_t token = begin; token < end; token += count) {
+      count = RunOf(token, end);
       if (slot_mapping_[static_cast<size_t>(token)] >= 0) {
-        WriteToken(token, head);
+        WriteRun(token, count, head, head + 1 < head_end);
       }
     }
   }
 }
 
-void KvWrite::WriteToken(int64_t token, int head) const {
+int KvWrite::RunOf(int64_t token, int64_t end) const {
+  const int64_t* slots = slot_mapping_.data() + token;
+  if (slots[0] < 0) return 1;
+  const int64_t block = slots[0] / kv_.layout.block_size;
+  int count = 1;
+  while (token + count < end && slots[count] == slots[0] + count &&
+         slots[count] / kv_.layout.block_size == block) {
+    ++count;
+  }
+  return count;
+}
+
+void KvWrite::WriteRun(int64_t token, int count, int head,
+                       bool next_follows) const {
   const KvLayout& layout = kv_.layout;
   const int64_t slot = slot_mapping_[static_cast<size_t>(token)];
   WriteArgs args;
   args.k = RowOf(k_, token, head, layout.num_kv_heads, layout.head_size);
   args.v = RowOf(v_, token, head, layout.num_kv_heads, layout.v_head_size);
+  if (next_follows) {
+    args.next_k =
+        RowOf(k_, token, head + 1, layout.num_kv_heads, layout.head_size);
+    args.next_v =
+        RowOf(v_, token, head + 1, layout.num_kv_heads, layout.v_head_size);
+  }
+  args.k_token_bytes = TokenBytes(k_, layout.num_kv_heads, layout.head_size);
+  args.v_token_bytes = TokenBytes(v_, layout.num_kv_heads, layout.v_head_size);
   args.k_dtype = k_.dtype;
   args.v_dtype = v_.dtype;
   args.head_size = layout.head_size;
@@ -117,6 +144,7 @@ void KvWrite::WriteToken(int64_t token, int head) const {
   args.v_block = kv_.v(slot / layout.block_size, layer_, head);
   args.block_size = layout.block_size;
   args.offset = static_cast<int>(slot % layout.block_size);
+  args.count = count;
   kernels_->write(args);
 }
 

@@ -32,7 +32,11 @@ class KvWrite {
   // More nodes than this do not get ranges of their own.
   static constexpr int kMostNodes = 64;
 
-  void WriteToken(int64_t token, int head) const;
+  // As many tokens from `token` on as have slots that follow each other in one
+  // block, but before `end`; one that has none is its own.
+  int RunOf(int64_t token, int64_t end) const;
+  // The next head follows, or not.
+  void WriteRun(int64_t token, int count, int head, bool next_follows) const;
 
   const KvKernels* kernels_ = nullptr;
   KvView kv_;

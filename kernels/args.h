@@ -190,10 +190,15 @@ inline constexpr size_t MergeStatesScratchBytes(int v_head_size) {
   return 2 * sizeof(float) * static_cast<size_t>(PaddedWidth(v_head_size));
 }
 
-// Writes one token of one kv head: rounds (to nearest even) and packs.
+// Writes `count` tokens of one kv head that follow each other in one block:
+// rounds (to nearest even) and packs.
 struct WriteArgs {
-  const void* k = nullptr;  // [D] contiguous
+  const void* k = nullptr;  // [D] contiguous, of the first token
   const void* v = nullptr;  // [Dv] contiguous
+  int64_t k_token_bytes = 0;
+  int64_t v_token_bytes = 0;
+  const void* next_k = nullptr;  // of as many tokens, read next; null = unknown
+  const void* next_v = nullptr;
   DType k_dtype = DType::kF32;
   DType v_dtype = DType::kF32;
   int head_size = 0;
@@ -201,7 +206,8 @@ struct WriteArgs {
   std::byte* k_block = nullptr;  // K of (block, layer, head)
   std::byte* v_block = nullptr;
   int block_size = 16;
-  int offset = 0;  // token within the block
+  int offset = 0;  // of the first token within the block
+  int count = 1;
 };
 
 }  // namespace varlane

@@ -63,7 +63,7 @@ namespace VARLANE_NS {
 
 template <class Ops>
 constexpr KvKernels MakeKvKernels() {
-  return {&AttendRows<Ops>, &MergePartials<Ops>, &WriteToken<Ops>,
+  return {&AttendRows<Ops>, &MergePartials<Ops>, &WriteTokens<Ops>,
           &AttendScratchBytes<Ops>, &MergeStateRows<Ops>};
 }
 

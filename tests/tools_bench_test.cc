@@ -115,6 +115,17 @@ TEST_F(BenchTest, ModifiedScoresAreHeldAgainstPlainOnesAndNothingIsDemanded) {
   }
 }
 
+TEST_F(BenchTest, WritesAreHeldAgainstCopiesAndNothingIsDemanded) {
+  const TestJson json = Bench("kernels --quick --filter '^write of'");
+  ASSERT_EQ(json["rows"].size(), 2u);
+  for (const TestJson& row : json["rows"]) {
+    EXPECT_TRUE(row["must"].is_null()) << row["name"];
+    EXPECT_GT(row["ratio"].get<double>(), 0) << row["name"];
+    EXPECT_NE(row["detail"].get<std::string>().find("copies"),
+              std::string::npos);
+  }
+}
+
 TEST_F(BenchTest, AQuickRunSaysWhichRowsItLeavesToTheFullOne) {
   const TestJson json =
       Bench("kernels --quick --filter '^(decode 1024x1@2048|prefill 30000)'");

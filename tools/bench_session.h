@@ -112,6 +112,7 @@ void AddRuntimeRows(BenchSession* session);   // those, graphs, traces, sharing
 void AddModifiedRows(BenchSession* session);  // softcap and ALiBi
 void AddScalingRows(BenchSession* session);   // two workers against one
 void AddTargetRows(BenchSession* session);    // other kernel tables
+void AddWriteRows(BenchSession* session);     // of K/V, beside copies
 void AddPeerRows(BenchSession* session);      // a composition of library GEMMs
 
 }  // namespace varlane::tools

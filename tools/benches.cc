@@ -52,6 +52,7 @@ Result<BenchResult> BenchKernels(const BenchOptions& options) {
   AddLaunchRows(session.get());
   AddBatchRows(session.get());
   AddModifiedRows(session.get());
+  AddWriteRows(session.get());
   AddScalingRows(session.get());
   AddPeerRows(session.get());
   AddTargetRows(session.get());

@@ -24,6 +24,7 @@ WIDEN = "kernels/widen-inl.h"
 PANEL = "kernels/panel-inl.h"
 MODIFY = "kernels/modify-inl.h"
 WRITE = "kernels/write-inl.h"
+WRITE_KV = "attention/write_kv.cc"
 MERGE = "kernels/merge_states-inl.h"
 PLAN = "attention/plan.cc"
 OWNER = "attention/owner.cc"
@@ -142,8 +143,12 @@ MUTATIONS = [
     ("sign of a negative scale ignored", ROWS,
      "args.negate_q ? -1.0f : 1.0f", "args.negate_q ? 1.0f : 1.0f"),
     ("cache write one token off", WRITE,
-     "static_cast<size_t>(args.offset) * kX",
-     "static_cast<size_t>(args.offset ^ 1) * kX"),
+     "static_cast<size_t>(args_.offset + token) * kPiece",
+     "static_cast<size_t>((args_.offset + token) ^ 1) * kPiece"),
+    ("cache write of pairs of values that begin at odd tokens", WRITE,
+     "if (args_.offset % kX != 0) WriteOne(token++);", ""),
+    ("cache write of tokens of two blocks as one run", WRITE_KV,
+     "slots[count] / kv_.layout.block_size == block", "block >= 0"),
     ("owner search off by one", OWNER,
      "+ i <= block;", "+ i < block;"),
     ("a run's later tiles not visited", ATTEND,
