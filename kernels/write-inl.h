@@ -7,10 +7,10 @@ namespace varlane {
 namespace VARLANE_NS {
 
 // Largest head size of the layout, padded.
-constexpr int kMaxRowFloats = 1024;
+constexpr int kMaxRowFloats = 640;
 
-// Tokens of one KV head that follow each other in one block. Four at a time
-// where there are as many: a line of K holds several tokens and a line of V of
+// Tokens of one KV head that follow each other in one block. Several at a time
+// where there are as many: a line of K holds 16 or 32 tokens and a line of V of
 // bf16 two, so one by one each is written in parts of two or four bytes.
 template <class Ops>
 class TokenWriter {
@@ -26,10 +26,17 @@ class TokenWriter {
 #if HWY_TARGET != HWY_SCALAR
     // Pairs of V begin at even tokens.
     if (args_.offset % kX != 0) WriteOne(token++);
-    for (; token + kAtOnce <= args_.count; token += kAtOnce) {
-      WriteKeysOf4(token);
-      WriteValuesOf4(token);
+    const auto write = [&](auto tokens) HWY_ATTR {
+      WriteKeysOf<decltype(tokens)::value>(token);
+      WriteValuesOf(token, tokens);
+      token += tokens;
+    };
+    if constexpr (kMostAtOnce > 4) {
+      while (token + kMostAtOnce <= args_.count) {
+        write(std::integral_constant<int, kMostAtOnce>());
+      }
     }
+    while (token + 4 <= args_.count) write(std::integral_constant<int, 4>());
 #endif
     for (; token < args_.count; ++token) WriteOne(token);
   }
@@ -42,24 +49,34 @@ class TokenWriter {
   static constexpr int kX = Ops::kPack;
   // Bytes of a token's elements that stand together.
   static constexpr size_t kPiece = kX * sizeof(Cache);
-  static constexpr int kAtOnce = 4;
+  static constexpr int kMostAtOnce = kPiece == 4 ? 16 : 4;
 
-  HWY_INLINE void RoundKey(int token, Cache* to) {
-    Round(args_.k, args_.next_k, token * args_.k_token_bytes, args_.k_dtype,
-          args_.head_size, to);
+  // A token's row as the cache has it: `buffer`, or where it stands if nothing
+  // rounds it.
+  HWY_INLINE const Cache* Key(int token, Cache* buffer) {
+    return Rounded(args_.k, args_.next_k, token * args_.k_token_bytes,
+                   args_.k_dtype, args_.head_size, buffer);
   }
-  HWY_INLINE void RoundValue(int token, Cache* to) {
-    Round(args_.v, args_.next_v, token * args_.v_token_bytes, args_.v_dtype,
-          args_.v_head_size, to);
+  HWY_INLINE const Cache* Value(int token, Cache* buffer) {
+    return Rounded(args_.v, args_.next_v, token * args_.v_token_bytes,
+                   args_.v_dtype, args_.v_head_size, buffer);
   }
-  HWY_INLINE void Round(const void* from, const void* next, int64_t at,
-                        DType dtype, int n, Cache* to) {
+  HWY_INLINE const Cache* Rounded(const void* from, const void* next,
+                                  int64_t at, DType dtype, int n,
+                                  Cache* buffer) {
     if (next != nullptr) {
       FetchLines(static_cast<const std::byte*>(next) + at,
                  static_cast<size_t>(n) * SizeOf(dtype));
     }
-    ReadRow(static_cast<const std::byte*>(from) + at, dtype, n, floats_);
-    WriteRow(floats_, kDType, n, to);
+    const auto* row = static_cast<const std::byte*>(from) + at;
+    if (dtype == kDType) return reinterpret_cast<const Cache*>(row);
+    if constexpr (kDType == DType::kF32) {
+      ReadRow(row, dtype, n, buffer);
+    } else {
+      ReadRow(row, dtype, n, floats_);
+      WriteRow(floats_, kDType, n, buffer);
+    }
+    return buffer;
   }
 
   // Where a token's keys begin in [D/x][block_size][x],
@@ -74,10 +91,10 @@ class TokenWriter {
   }
 
   HWY_INLINE void WriteOne(int token) {
-    RoundKey(token, rows_[0]);
+    const Cache* key = Key(token, rows_[0]);
     std::byte* k = Keys(token);
     for (int d = 0; d < args_.head_size; d += kX, k += k_stride_) {
-      std::memcpy(k, rows_[0] + d, kPiece);
+      std::memcpy(k, key + d, kPiece);
     }
     WriteValue(token);
   }
@@ -85,11 +102,15 @@ class TokenWriter {
   HWY_INLINE void WriteValue(int token) {
     std::byte* v = Values(token);
     if constexpr (kX == 1) {
-      RoundValue(token, reinterpret_cast<Cache*>(v));
+      auto* to = reinterpret_cast<Cache*>(v);
+      const Cache* value = Value(token, to);
+      if (value == to) return;
+      std::memcpy(to, value,
+                  static_cast<size_t>(args_.v_head_size) * sizeof(Cache));
     } else {
-      RoundValue(token, rows_[0]);
+      const Cache* value = Value(token, rows_[0]);
       for (int d = 0; d < args_.v_head_size; ++d, v += kPiece) {
-        std::memcpy(v, rows_[0] + d, sizeof(Cache));
+        std::memcpy(v, value + d, sizeof(Cache));
       }
     }
   }
@@ -106,14 +127,14 @@ class TokenWriter {
   static HWY_INLINE void Store16(hn::Vec<D32> v, std::byte* to) {
     hn::StoreU(v, D32(), reinterpret_cast<uint32_t*>(to));
   }
-  // {a[0], b[0], a[1], b[1]} of 8 bytes each.
-  static HWY_INLINE void Store64s(hn::Vec<D32> a, hn::Vec<D32> b, std::byte* to,
-                                  size_t stride) {
+  // The first 8 bytes of each, and the second.
+  static HWY_INLINE void Interleave64(hn::Vec<D32> a, hn::Vec<D32> b,
+                                      hn::Vec<D32>& first,
+                                      hn::Vec<D32>& second) {
     const auto wide_a = hn::BitCast(D64(), a);
     const auto wide_b = hn::BitCast(D64(), b);
-    Store16(hn::BitCast(D32(), hn::InterleaveLower(D64(), wide_a, wide_b)), to);
-    Store16(hn::BitCast(D32(), hn::InterleaveUpper(D64(), wide_a, wide_b)),
-            to + stride);
+    first = hn::BitCast(D32(), hn::InterleaveLower(D64(), wide_a, wide_b));
+    second = hn::BitCast(D32(), hn::InterleaveUpper(D64(), wide_a, wide_b));
   }
   // The halves of 16 bytes.
   static HWY_INLINE void StoreHalves(hn::Vec<D32> v, std::byte* to,
@@ -124,33 +145,46 @@ class TokenWriter {
     std::memcpy(to + stride, &halves[1], sizeof(uint64_t));
   }
 
-  HWY_INLINE void WriteKeysOf4(int token) {
-    for (int t = 0; t < kAtOnce; ++t) RoundKey(token + t, rows_[t]);
+  // A multiple of four tokens: of several quads each line is written in one go.
+  template <int kTokens>
+  HWY_INLINE void WriteKeysOf(int token) {
+    const Cache* rows[kTokens];
+    for (int t = 0; t < kTokens; ++t) rows[t] = Key(token + t, rows_[t]);
     std::byte* k = Keys(token);
     constexpr int kStep = 16 / static_cast<int>(sizeof(Cache));
     for (int d = 0; d < args_.head_size; d += kStep) {
-      const auto a = Load16(rows_[0] + d);
-      const auto b = Load16(rows_[1] + d);
-      const auto c = Load16(rows_[2] + d);
-      const auto e = Load16(rows_[3] + d);
       if constexpr (kPiece == 4) {
-        Transpose32(a, b, c, e, k);
-        k += 4 * k_stride_;
+        constexpr int kQuads = kTokens / 4;
+        hn::Vec<D32> lines[kQuads][4];
+        HWY_UNROLL(4) for (int q = 0; q < kQuads; ++q) {
+          Transpose32(rows + 4 * q, d, lines[q]);
+        }
+        HWY_UNROLL(4) for (int i = 0; i < 4; ++i, k += k_stride_) {
+          HWY_UNROLL(4) for (int q = 0; q < kQuads; ++q) {
+            Store16(lines[q][i], k + 16 * q);
+          }
+        }
       } else {
-        Transpose16(a, b, c, e, k);
+        static_assert(kTokens == 4);
+        Transpose16(Load16(rows[0] + d), Load16(rows[1] + d),
+                    Load16(rows[2] + d), Load16(rows[3] + d), k);
         k += 8 * k_stride_;
       }
     }
   }
 
-  // Four pieces of four bytes of each token to four lines.
-  HWY_INLINE void Transpose32(hn::Vec<D32> a, hn::Vec<D32> b, hn::Vec<D32> c,
-                              hn::Vec<D32> e, std::byte* to) const {
+  // Four pieces of four bytes of each of four tokens.
+  static HWY_INLINE void Transpose32(const Cache* const* rows, int at,
+                                     hn::Vec<D32> (&lines)[4]) {
     const D32 d;
-    Store64s(hn::InterleaveLower(d, a, b), hn::InterleaveLower(d, c, e), to,
-             k_stride_);
-    Store64s(hn::InterleaveUpper(d, a, b), hn::InterleaveUpper(d, c, e),
-             to + 2 * k_stride_, k_stride_);
+    const auto a = Load16(rows[0] + at);
+    const auto b = Load16(rows[1] + at);
+    const auto c = Load16(rows[2] + at);
+    const auto e = Load16(rows[3] + at);
+    Interleave64(hn::InterleaveLower(d, a, b), hn::InterleaveLower(d, c, e),
+                 lines[0], lines[1]);
+    Interleave64(hn::InterleaveUpper(d, a, b), hn::InterleaveUpper(d, c, e),
+                 lines[2], lines[3]);
   }
   // Eight of two bytes to eight.
   HWY_INLINE void Transpose16(hn::Vec<D32> a, hn::Vec<D32> b, hn::Vec<D32> c,
@@ -179,13 +213,14 @@ class TokenWriter {
                 k_stride_);
   }
 
-  HWY_INLINE void WriteValuesOf4(int token) {
-    if constexpr (kX == 1) {
-      for (int t = 0; t < kAtOnce; ++t) WriteValue(token + t);
-    } else {
-      for (int t = 0; t < kAtOnce; ++t) RoundValue(token + t, rows_[t]);
-      InterleavePair(rows_[0], rows_[1], Values(token));
-      InterleavePair(rows_[2], rows_[3], Values(token + 2));
+  HWY_INLINE void WriteValuesOf(int token, int tokens) {
+    for (int t = token; t < token + tokens; t += kX) {
+      if constexpr (kX == 1) {
+        WriteValue(t);
+      } else {
+        const Cache* first = Value(t, rows_[0]);
+        InterleavePair(first, Value(t + 1, rows_[1]), Values(t));
+      }
     }
   }
   HWY_INLINE void InterleavePair(const Cache* first, const Cache* second,
@@ -204,7 +239,7 @@ class TokenWriter {
   size_t k_stride_;  // bytes from one piece of a key to its next
   size_t v_stride_;  // from one row of values, or pair of rows, to the next
   alignas(64) float floats_[kMaxRowFloats];
-  alignas(64) Cache rows_[kAtOnce][kMaxRowFloats];
+  alignas(64) Cache rows_[kMostAtOnce][kMaxRowFloats];
 };
 
 template <class Ops>

@@ -147,6 +147,8 @@ MUTATIONS = [
      "static_cast<size_t>((args_.offset + token) ^ 1) * kPiece"),
     ("cache write of pairs of values that begin at odd tokens", WRITE,
      "if (args_.offset % kX != 0) WriteOne(token++);", ""),
+    ("parts of a written line of keys swapped", WRITE,
+     "k + 16 * q", "k + 16 * (q ^ 1)"),
     ("cache write of tokens of two blocks as one run", WRITE_KV,
      "slots[count] / kv_.layout.block_size == block", "block >= 0"),
     ("owner search off by one", OWNER,
