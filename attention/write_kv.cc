@@ -112,12 +112,11 @@ void KvWrite::operator()(const Threadgroup& group) const {
 int KvWrite::RunOf(int64_t token, int64_t end) const {
   const int64_t* slots = slot_mapping_.data() + token;
   if (slots[0] < 0) return 1;
-  const int64_t block = slots[0] / kv_.layout.block_size;
+  const int block_size = kv_.layout.block_size;
+  const int64_t most =
+      std::min(end - token, block_size - slots[0] % block_size);
   int count = 1;
-  while (token + count < end && slots[count] == slots[0] + count &&
-         slots[count] / kv_.layout.block_size == block) {
-    ++count;
-  }
+  while (count < most && slots[count] == slots[0] + count) ++count;
   return count;
 }
 

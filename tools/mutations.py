@@ -150,7 +150,7 @@ MUTATIONS = [
     ("parts of a written line of keys swapped", WRITE,
      "k + 16 * q", "k + 16 * (q ^ 1)"),
     ("cache write of tokens of two blocks as one run", WRITE_KV,
-     "slots[count] / kv_.layout.block_size == block", "block >= 0"),
+     "block_size - slots[0] % block_size", "end - token"),
     ("owner search off by one", OWNER,
      "+ i <= block;", "+ i < block;"),
     ("a run's later tiles not visited", ATTEND,
