@@ -97,14 +97,11 @@ void KvWrite::operator()(const Threadgroup& group) const {
   }
   const int64_t begin = index * kTokensPerGroup;
   const int64_t end = std::min(num_tokens, begin + kTokensPerGroup);
-  // Heads outside: a block's lines are revisited while they are in L1.
-  for (int head = head_begin; head < head_end; ++head) {
-    int count = 0;
-    for (int64_t token = begin; token < end; token += count) {
-      count = RunOf(token, end);
-      if (slot_mapping_[static_cast<size_t>(token)] >= 0) {
-        WriteRun(token, count, head, head + 1 < head_end);
-      }
+  int count = 0;
+  for (int64_t token = begin; token < end; token += count) {
+    count = RunOf(token, end);
+    if (slot_mapping_[static_cast<size_t>(token)] >= 0) {
+      WriteRun(token, count, head_begin, head_end);
     }
   }
 }
@@ -120,31 +117,37 @@ int KvWrite::RunOf(int64_t token, int64_t end) const {
   return count;
 }
 
-void KvWrite::WriteRun(int64_t token, int count, int head,
-                       bool next_follows) const {
+void KvWrite::WriteRun(int64_t token, int count, int head_begin,
+                       int head_end) const {
   const KvLayout& layout = kv_.layout;
   const int64_t slot = slot_mapping_[static_cast<size_t>(token)];
+  const int64_t block = slot / layout.block_size;
+  const auto k = [&](int head) {
+    return RowOf(k_, token, head, layout.num_kv_heads, layout.head_size);
+  };
+  const auto v = [&](int head) {
+    return RowOf(v_, token, head, layout.num_kv_heads, layout.v_head_size);
+  };
   WriteArgs args;
-  args.k = RowOf(k_, token, head, layout.num_kv_heads, layout.head_size);
-  args.v = RowOf(v_, token, head, layout.num_kv_heads, layout.v_head_size);
-  if (next_follows) {
-    args.next_k =
-        RowOf(k_, token, head + 1, layout.num_kv_heads, layout.head_size);
-    args.next_v =
-        RowOf(v_, token, head + 1, layout.num_kv_heads, layout.v_head_size);
-  }
   args.k_token_bytes = TokenBytes(k_, layout.num_kv_heads, layout.head_size);
   args.v_token_bytes = TokenBytes(v_, layout.num_kv_heads, layout.v_head_size);
   args.k_dtype = k_.dtype;
   args.v_dtype = v_.dtype;
   args.head_size = layout.head_size;
   args.v_head_size = layout.v_head_size;
-  args.k_block = kv_.k(slot / layout.block_size, layer_, head);
-  args.v_block = kv_.v(slot / layout.block_size, layer_, head);
   args.block_size = layout.block_size;
   args.offset = static_cast<int>(slot % layout.block_size);
   args.count = count;
-  kernels_->write(args);
+  for (int head = head_begin; head < head_end; ++head) {
+    const bool is_last = head + 1 == head_end;
+    args.k = k(head);
+    args.v = v(head);
+    args.next_k = is_last ? nullptr : k(head + 1);
+    args.next_v = is_last ? nullptr : v(head + 1);
+    args.k_block = kv_.k(block, layer_, head);
+    args.v_block = kv_.v(block, layer_, head);
+    kernels_->write(args);
+  }
 }
 
 Status WriteKvTokens(Runtime* runtime, const KernelTable& table,

@@ -35,8 +35,8 @@ class KvWrite {
   // As many tokens from `token` on as have slots that follow each other in one
   // block, but before `end`; one that has none is its own.
   int RunOf(int64_t token, int64_t end) const;
-  // The next head follows, or not.
-  void WriteRun(int64_t token, int count, int head, bool next_follows) const;
+  // Of heads [head_begin, head_end).
+  void WriteRun(int64_t token, int count, int head_begin, int head_end) const;
 
   const KvKernels* kernels_ = nullptr;
   KvView kv_;

@@ -50,8 +50,9 @@ struct Exp2Table {
       At(0), At(1), At(2),  At(3),  At(4),  At(5),  At(6),  At(7),
       At(8), At(9), At(10), At(11), At(12), At(13), At(14), At(15)};
 
-  // By the low three bits of an index.
-  static HWY_INLINE V Look(hn::Vec<DI> index) {
+  // By the low three bits of what SplitExp2 has summed up.
+  static HWY_INLINE V Look(V sum) {
+    auto index = hn::BitCast(DI(), sum);
 #if HWY_TARGET == HWY_AVX3
     // It takes the low four itself, and the table has everything twice.
     return V{_mm512_permutexvar_ps(index.raw, hn::Load(D(), kValues).raw)};
@@ -79,15 +80,15 @@ constexpr float kEighthsMagic = 1572864.0f + 127.0f;
 #endif
 
 // p * 2^floor(n) for n in [-127, 127], a multiple of 1/8, on AVX3 any n up to
-// 127; `bits` are those of n + kEighthsMagic, n + 127 above three bits of
-// eighths. Results below 2^-126 count as zero: the kernels run with denormals
-// flushed.
-HWY_INLINE V Ldexp(V p, V n, hn::Vec<DI> bits) {
+// 127; `sum` is n + kEighthsMagic, elsewhere with the bits of n + 127 above
+// three of eighths. Results below 2^-126 count as zero: the kernels run with
+// denormals flushed.
+HWY_INLINE V Ldexp(V p, V sum) {
 #if HWY_TARGET == HWY_AVX3
-  (void)bits;
+  const V n = hn::Sub(sum, Broadcast(kEighthsMagic));
   return V{_mm512_scalef_ps(p.raw, n.raw)};
 #else
-  (void)n;
+  const auto bits = hn::BitCast(DI(), sum);
   const auto power = hn::ShiftLeft<23>(hn::ShiftRight<3>(bits));
   return hn::Mul(p, hn::BitCast(D(), power));
 #endif
@@ -134,31 +135,30 @@ HWY_INLINE SplitExponent SplitExp2(V x) {
 template <int kDegree, int kCount>
 HWY_INLINE void JoinFractions(const SplitExponent (&split)[kCount],
                               V (&powers)[kCount]) {
-  const auto bits = [&](int i)
-                        HWY_ATTR { return hn::BitCast(DI(), split[i].sum); };
   if constexpr (kDegree == 2) {
     HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
       const V shifted = hn::Add(split[i].rest, Broadcast(Exp2Square::kShift));
       powers[i] = Fma(shifted, shifted, Broadcast(Exp2Square::kRest));
     }
     HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-      powers[i] = hn::Mul(powers[i], Exp2Table<Exp2Square, 0>::Look(bits(i)));
+      powers[i] =
+          hn::Mul(powers[i], Exp2Table<Exp2Square, 0>::Look(split[i].sum));
     }
   } else {
     HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-      powers[i] = Exp2Table<Exp2Cubic, 2>::Look(bits(i));
+      powers[i] = Exp2Table<Exp2Cubic, 2>::Look(split[i].sum);
     }
     HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-      powers[i] =
-          Fma(split[i].rest, Exp2Table<Exp2Cubic, 3>::Look(bits(i)), powers[i]);
+      powers[i] = Fma(split[i].rest,
+                      Exp2Table<Exp2Cubic, 3>::Look(split[i].sum), powers[i]);
     }
     HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-      powers[i] =
-          Fma(split[i].rest, powers[i], Exp2Table<Exp2Cubic, 1>::Look(bits(i)));
+      powers[i] = Fma(split[i].rest, powers[i],
+                      Exp2Table<Exp2Cubic, 1>::Look(split[i].sum));
     }
     HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-      powers[i] =
-          Fma(split[i].rest, powers[i], Exp2Table<Exp2Cubic, 0>::Look(bits(i)));
+      powers[i] = Fma(split[i].rest, powers[i],
+                      Exp2Table<Exp2Cubic, 0>::Look(split[i].sum));
     }
   }
 }
@@ -168,8 +168,7 @@ HWY_INLINE void JoinExp2s(const SplitExponent (&split)[kCount],
                           V (&powers)[kCount]) {
   JoinFractions<kDegree>(split, powers);
   HWY_UNROLL(8) for (int i = 0; i < kCount; ++i) {
-    const V n = hn::Sub(split[i].sum, Broadcast(kEighthsMagic));
-    powers[i] = Ldexp(powers[i], n, hn::BitCast(DI(), split[i].sum));
+    powers[i] = Ldexp(powers[i], split[i].sum);
   }
 }
 

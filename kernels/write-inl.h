@@ -124,6 +124,18 @@ class TokenWriter {
   static HWY_INLINE auto Load16(const Cache* from) {
     return hn::LoadU(D32(), reinterpret_cast<const uint32_t*>(from));
   }
+  static HWY_INLINE auto LoadHalves(const Cache* from) {
+    return hn::BitCast(DHalves(), Load16(from));
+  }
+  // {a[0], b[0], a[1], b[1] ...} of 2 bytes each: the first and second 16
+  // bytes.
+  static HWY_INLINE auto InterleaveLow(hn::Vec<DHalves> a, hn::Vec<DHalves> b) {
+    return hn::BitCast(D32(), hn::InterleaveLower(DHalves(), a, b));
+  }
+  static HWY_INLINE auto InterleaveHigh(hn::Vec<DHalves> a,
+                                        hn::Vec<DHalves> b) {
+    return hn::BitCast(D32(), hn::InterleaveUpper(DHalves(), a, b));
+  }
   static HWY_INLINE void Store16(hn::Vec<D32> v, std::byte* to) {
     hn::StoreU(v, D32(), reinterpret_cast<uint32_t*>(to));
   }
@@ -136,13 +148,12 @@ class TokenWriter {
     first = hn::BitCast(D32(), hn::InterleaveLower(D64(), wide_a, wide_b));
     second = hn::BitCast(D32(), hn::InterleaveUpper(D64(), wide_a, wide_b));
   }
-  // The halves of 16 bytes.
-  static HWY_INLINE void StoreHalves(hn::Vec<D32> v, std::byte* to,
-                                     size_t stride) {
-    uint64_t halves[2];
-    hn::StoreU(hn::BitCast(D64(), v), D64(), halves);
-    std::memcpy(to, &halves[0], sizeof(uint64_t));
-    std::memcpy(to + stride, &halves[1], sizeof(uint64_t));
+  // Two lines' 8 bytes.
+  HWY_INLINE void StorePieces(hn::Vec<D32> v, std::byte* to) const {
+    uint64_t pieces[2];
+    hn::StoreU(hn::BitCast(D64(), v), D64(), pieces);
+    std::memcpy(to, &pieces[0], sizeof(uint64_t));
+    std::memcpy(to + k_stride_, &pieces[1], sizeof(uint64_t));
   }
 
   // A multiple of four tokens: of several quads each line is written in one go.
@@ -166,8 +177,7 @@ class TokenWriter {
         }
       } else {
         static_assert(kTokens == 4);
-        Transpose16(Load16(rows[0] + d), Load16(rows[1] + d),
-                    Load16(rows[2] + d), Load16(rows[3] + d), k);
+        Transpose16(rows, d, k);
         k += 8 * k_stride_;
       }
     }
@@ -186,31 +196,22 @@ class TokenWriter {
     Interleave64(hn::InterleaveUpper(d, a, b), hn::InterleaveUpper(d, c, e),
                  lines[2], lines[3]);
   }
-  // Eight of two bytes to eight.
-  HWY_INLINE void Transpose16(hn::Vec<D32> a, hn::Vec<D32> b, hn::Vec<D32> c,
-                              hn::Vec<D32> e, std::byte* to) const {
+  // Eight of two bytes, each of them to a line of its own.
+  HWY_INLINE void Transpose16(const Cache* const* rows, int at,
+                              std::byte* to) const {
     const D32 d;
-    const auto low = [](auto x, auto y) HWY_ATTR {
-      return hn::BitCast(
-          D32(), hn::InterleaveLower(DHalves(), hn::BitCast(DHalves(), x),
-                                     hn::BitCast(DHalves(), y)));
-    };
-    const auto high = [](auto x, auto y) HWY_ATTR {
-      return hn::BitCast(
-          D32(), hn::InterleaveUpper(DHalves(), hn::BitCast(DHalves(), x),
-                                     hn::BitCast(DHalves(), y)));
-    };
-    const auto low_ab = low(a, b);
-    const auto low_ce = low(c, e);
-    const auto high_ab = high(a, b);
-    const auto high_ce = high(c, e);
-    StoreHalves(hn::InterleaveLower(d, low_ab, low_ce), to, k_stride_);
-    StoreHalves(hn::InterleaveUpper(d, low_ab, low_ce), to + 2 * k_stride_,
-                k_stride_);
-    StoreHalves(hn::InterleaveLower(d, high_ab, high_ce), to + 4 * k_stride_,
-                k_stride_);
-    StoreHalves(hn::InterleaveUpper(d, high_ab, high_ce), to + 6 * k_stride_,
-                k_stride_);
+    const auto a = LoadHalves(rows[0] + at);
+    const auto b = LoadHalves(rows[1] + at);
+    const auto c = LoadHalves(rows[2] + at);
+    const auto e = LoadHalves(rows[3] + at);
+    const auto low_ab = InterleaveLow(a, b);
+    const auto low_ce = InterleaveLow(c, e);
+    const auto high_ab = InterleaveHigh(a, b);
+    const auto high_ce = InterleaveHigh(c, e);
+    StorePieces(hn::InterleaveLower(d, low_ab, low_ce), to);
+    StorePieces(hn::InterleaveUpper(d, low_ab, low_ce), to + 2 * k_stride_);
+    StorePieces(hn::InterleaveLower(d, high_ab, high_ce), to + 4 * k_stride_);
+    StorePieces(hn::InterleaveUpper(d, high_ab, high_ce), to + 6 * k_stride_);
   }
 
   HWY_INLINE void WriteValuesOf(int token, int tokens) {
@@ -225,12 +226,11 @@ class TokenWriter {
   }
   HWY_INLINE void InterleavePair(const Cache* first, const Cache* second,
                                  std::byte* to) const {
-    const DHalves d;
     for (int i = 0; i < args_.v_head_size; i += 8, to += 32) {
-      const auto a = hn::BitCast(d, Load16(first + i));
-      const auto b = hn::BitCast(d, Load16(second + i));
-      Store16(hn::BitCast(D32(), hn::InterleaveLower(d, a, b)), to);
-      Store16(hn::BitCast(D32(), hn::InterleaveUpper(d, a, b)), to + 16);
+      const auto a = LoadHalves(first + i);
+      const auto b = LoadHalves(second + i);
+      Store16(InterleaveLow(a, b), to);
+      Store16(InterleaveHigh(a, b), to + 16);
     }
   }
 #endif

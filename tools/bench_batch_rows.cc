@@ -91,6 +91,17 @@ void AddPartsRow(BenchSession* session, const Shape& whole,
   }
 }
 
+// One workload in turns with what it is held against.
+Status MeasureBeside(BenchSession* session, Workload* work, Workload* limit,
+                     BenchRow* row) {
+  const std::vector<Sampler> samplers = {{[=] { return work->Run(); }},
+                                         {[=] { return limit->Run(); }}};
+  VARLANE_TOOLS_ASSIGN(const auto samples,
+                       Interleave(samplers, session->budget()));
+  SetPair(samples, false, row);
+  return {};
+}
+
 // --- a window beside a short context -----------------------------------------
 
 Status MeasureWindow(BenchSession* session, BenchRow* row) {
@@ -110,14 +121,8 @@ Status MeasureWindow(BenchSession* session, BenchRow* row) {
       const std::unique_ptr<Workload> without,
       Workload::Create(session->attention(), fixture, plain,
                        {.first_block = windowed.num_blocks()}));
-  const std::vector<Sampler> samplers = {
-      {[&with] { return with->Run(); }},
-      {[&without] { return without->Run(); }}};
-  VARLANE_TOOLS_ASSIGN(const auto samples,
-                       Interleave(samplers, session->budget()));
   row->detail = "limit: a context of 1024, no window";
-  SetPair(samples, false, row);
-  return {};
+  return MeasureBeside(session, with.get(), without.get(), row);
 }
 
 // --- modified scores beside plain ones ---------------------------------------
@@ -134,14 +139,8 @@ Status MeasureModified(BenchSession* session, const Shape& modified,
       Workload::Create(session->attention(), fixture, modified));
   VARLANE_TOOLS_ASSIGN(const std::unique_ptr<Workload> without,
                        Workload::Create(session->attention(), fixture, plain));
-  const std::vector<Sampler> samplers = {
-      {[&with] { return with->Run(); }},
-      {[&without] { return without->Run(); }}};
-  VARLANE_TOOLS_ASSIGN(const auto samples,
-                       Interleave(samplers, session->budget()));
   row->detail = "limit: the same without";
-  SetPair(samples, false, row);
-  return {};
+  return MeasureBeside(session, with.get(), without.get(), row);
 }
 
 void AddModifiedRow(BenchSession* session, const Shape& modified, DType dtype) {

@@ -88,21 +88,14 @@ Status MeasureWrite(BenchSession* session, int num_tokens, BenchRow* row) {
   VARLANE_TOOLS_ASSIGN(const KvFixture* const fixture,
                        session->Fixture(DType::kBF16, Heads{}, num_blocks));
   KvWrites writes(session, fixture, num_tokens);
-  const std::vector<Sampler> samplers = {{[&] { return writes.Copy(); }},
-                                         {[&] { return writes.Write(); }}};
+  const std::vector<Sampler> samplers = {{[&] { return writes.Write(); }},
+                                         {[&] { return writes.Copy(); }}};
   VARLANE_TOOLS_ASSIGN(const auto samples,
                        Interleave(samplers, session->budget()));
-  std::vector<double> ratios;
-  for (size_t i = 0; i < samples.of[0].size(); ++i) {
-    ratios.push_back(samples.of[0][i] / samples.of[1][i]);
-  }
-  row->value = Median(samples.of[1]) * 1e6;
-  row->limit = Median(samples.of[0]) * 1e6;
-  row->best_ratio = samples.low[0] / samples.low[1];
   row->detail = fmt::format(
       "limit: copies to the same blocks; {:.1f} GB/s",
-      static_cast<double>(writes.bytes()) / Median(samples.of[1]) * 1e-9);
-  SetRatios(ratios, samples.disturbed, row);
+      static_cast<double>(writes.bytes()) / Median(samples.of[0]) * 1e-9);
+  SetPair(samples, true, row);
   return {};
 }
 
