@@ -154,6 +154,10 @@ class GroupPass {
   static constexpr bool kSoftensApart =
       kPassesByTile || kVecsBeside<R> != kTileVecs;
 
+  // Whether weights of a tile in which windows begin wait for the scores of the
+  // next one.
+  static constexpr bool kEdgesWait = !kSoftensApart && !IsNear(kFetch);
+
   // A single tile, whose weights wait where its scores stood.
   HWY_INLINE void Hold(int tile) {
     holds_ = true;
@@ -276,6 +280,13 @@ class GroupPass {
         return;
       }
     }
+    if constexpr (kEdgesWait) {
+      if (!beside_ && tile + 1 < run_.tiles && SeesAll(tile + 1)) {
+        WeighEdgeLater(tile, spans);
+        edge_ = waiting_.any();
+        return;
+      }
+    }
     waiting_.Finish();
     if (end != 0) ScoresOf(tile, begin, end);
     PassSpans(tile, spans);
@@ -286,7 +297,7 @@ class GroupPass {
   HWY_NOINLINE void WeighEdgeLater(int tile, Span* spans) {
     const Span seen = SeenKeys(tile);
     bool steady = false;
-    if (seen.end - seen.begin > kHardlySeen) {
+    if ((beside_ || waiting_.any()) && seen.end - seen.begin > kHardlySeen) {
       steady = ScoresOfWhole(tile);
       waiting_.Clear();
     } else {
@@ -416,8 +427,8 @@ class GroupPass {
     const bool any = all && common.begin < common.end;
     if (!any || common.begin != 0) {
       AddValues(first);
-      BeginSums();
       AddEdge(tile, spans, {some.begin, any ? common.begin : some.end});
+      if (!any) BeginSums();
       added_ = first + common.begin;
     }
     if (any) {
@@ -427,12 +438,27 @@ class GroupPass {
     added_ = steps_ = first + kTileSteps<Ops>;
   }
 
+  // Of a tile in which windows begin, what only some rows see.
+  HWY_NOINLINE void AddLowEdge() {
+    edge_ = false;
+    const int tile = added_ / kTileSteps<Ops>;
+    Span spans[R];
+    FindSpans(tile, spans);
+    const int common = (CommonKeys(tile).begin + kPack - 1) / kPack;
+    const bool any = CommonKeys(tile).end != 0;
+    const Span some = {SeenKeys(tile).begin / kPack,
+                       any ? common : kTileSteps<Ops>};
+    AddEdge(tile, spans, some);
+    added_ = tile * kTileSteps<Ops> + some.end;
+  }
+
   // What rows see of these steps of a tile, if anything.
   HWY_INLINE void AddEdge(int tile, const Span* spans, Span steps) {
     if (steps.begin >= steps.end) return;
     ValuesOfEdge<Ops, R>(Weights(tile * kTileSteps<Ops>), ws_.p_stride,
                          pages_.v + tile * kGroups, spans, steps.begin,
-                         steps.end, acc_, ws_.acc_floats);
+                         steps.end, acc_, ws_.acc_floats, fresh_);
+    fresh_ = false;
   }
 
   HWY_INLINE Unweighed<Ops> UnweighedOf(int tile) const {
@@ -447,6 +473,10 @@ class GroupPass {
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
     if (added_ >= end) return;
+    if constexpr (kEdgesWait) {
+      if (HWY_UNLIKELY(edge_)) AddLowEdge();
+      if (added_ >= end) return;
+    }
     if constexpr (kCutsPanels && !IsNear(kFetch)) {  // by tile
       const int first = added_ / kTileSteps<Ops> * kTileSteps<Ops>;
       PanelValues<Ops, R, kFetch>(Weights(added_), ws_.p_stride,
@@ -479,7 +509,6 @@ class GroupPass {
   }
   // The even one of a pair of tokens, rows' last.
   HWY_NOINLINE void AddHalf() {
-    BeginSums();
     const int step = steps_ % kTileSteps<Ops>;
     Span spans[R];
     for (Span& span : spans) span = {0, step * kPack + 1};
@@ -487,7 +516,7 @@ class GroupPass {
     half_ = false;
   }
 
-  // Before others than AddValues add to them.
+  // Of rows that see nothing of a run, which those of another may follow.
   HWY_INLINE void BeginSums() {
     if (!fresh_) return;
     ZeroFloats(acc_, R * ws_.acc_floats);
@@ -521,6 +550,7 @@ class GroupPass {
   bool beside_ = false;  // a single tile, whose values are added later,
   bool holds_ = false;   // the same, its weights where its scores stood,
   bool ragged_ = false;  // not the same ones for all rows
+  bool edge_ = false;    // windows begin in the first tile to be added
 };
 
 template <class Ops, int R, FetchMode kFetch>

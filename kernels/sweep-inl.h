@@ -143,7 +143,7 @@ template <class Ops, int R>
 HWY_NOINLINE void ValuesOfEdge(const typename Ops::Operand* p, int p_stride,
                                const std::byte* const* groups,
                                const Span* spans, int begin, int end,
-                               float* acc, int acc_floats) {
+                               float* acc, int acc_floats, bool fresh) {
   constexpr int kVecs = HWY_MIN(kVecsBeside<R>, kMaxVecs);
   const int vecs = acc_floats / static_cast<int>(kN);
   for (int first = 0; first < vecs; first += kVecs) {
@@ -151,7 +151,8 @@ HWY_NOINLINE void ValuesOfEdge(const typename Ops::Operand* p, int p_stride,
       EdgeValues<Ops, R, decltype(vectors)::value>(
           p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
           ValueStride<Ops>(acc_floats), spans, begin, end,
-          acc + first * static_cast<int>(kN), static_cast<size_t>(acc_floats));
+          acc + first * static_cast<int>(kN), static_cast<size_t>(acc_floats),
+          fresh);
     });
   }
 }

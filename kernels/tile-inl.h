@@ -171,6 +171,17 @@ HWY_INLINE void StoreRows(const V (&rows)[R][NV], float* to, size_t stride) {
   }
 }
 
+// Where `fresh`, nothing stands there yet.
+template <int R, int NV>
+HWY_INLINE void BeginSums(const float* acc, size_t acc_stride, bool fresh,
+                          V (&sums)[R][NV]) {
+  if (fresh) {
+    ZeroRows(sums);
+  } else {
+    LoadRows(acc, acc_stride, sums);
+  }
+}
+
 // Stored: scores[r][NV * kN].
 template <class Ops, int R, int NV, FetchMode kFetch>
 HWY_NOINLINE void ScoreTile(const typename Ops::Operand* HWY_RESTRICT q,
@@ -248,11 +259,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
   using Operand = typename Ops::Operand;
   constexpr size_t kSteps = kGroupTokens / Ops::kPack;  // of one group
   V sum[R][NV];
-  if (fresh) {
-    ZeroRows(sum);
-  } else {
-    LoadRows(acc, acc_stride, sum);
-  }
+  BeginSums(acc, acc_stride, fresh, sum);
   // Where streams are fetched registers are short, and p_stride is known.
   constexpr bool kKnown = !kPassesByTile || IsNear(kFetch);
   const RowOffsets row_at((kKnown ? size_t{kRunSteps<Ops>} : p_stride) *
@@ -321,17 +328,19 @@ struct Span {
 //
 // p       the weights of the tile's first step, rows p_stride apart
 // groups  the tile's
+// acc     as ValueTile has it
 template <class Ops, int R, int NV>
 HWY_NOINLINE void EdgeValues(const typename Ops::Operand* HWY_RESTRICT p,
                              size_t p_stride,
                              const std::byte* const* HWY_RESTRICT groups,
                              size_t offset, size_t stride,
                              const Span* HWY_RESTRICT spans, int begin, int end,
-                             float* HWY_RESTRICT acc, size_t acc_stride) {
+                             float* HWY_RESTRICT acc, size_t acc_stride,
+                             bool fresh) {
   constexpr int kPack = Ops::kPack;
   constexpr int kSteps = kGroupTokens / kPack;
   V sum[R][NV];
-  LoadRows(acc, acc_stride, sum);
+  BeginSums(acc, acc_stride, fresh, sum);
   HWY_UNROLL(1) for (int step = begin; step < end; ++step) {
     const std::byte* lane = groups[step / kSteps] + offset +
                             static_cast<size_t>(step % kSteps) * stride;

@@ -48,6 +48,13 @@ Shape MixedLengths() {
   return shape;
 }
 
+// Each row sees the keys of two tiles, in two or three.
+Shape WindowedPrefill() {
+  Shape shape = {"prefill 1x4096, window 128", {{1, 4096, 4096}}};
+  shape.mask.window_left = 127;
+  return shape;
+}
+
 // The smallest cold decode stands first: its comparison of read loops serves
 // the larger ones.
 const std::vector<Demand>& Demands() {
@@ -94,6 +101,7 @@ const std::vector<Demand>& Demands() {
        .75,
        .8,
        .8},
+      {WindowedPrefill(), Bound::kPeak, false, kShown, kShown, kShown},
   };
   return demands;
 }
