@@ -45,6 +45,33 @@ void OnEveryPath(const AttentionCase& c, const Check& check) {
   }
 }
 
+// Rows of which nan(sequence, position, query head) holds are NaN, others as
+// expected, bit for bit.
+template <typename NaN>
+void ExpectNaNWhere(const CaseSpec& spec, const Output& output,
+                    const Output& expected, const NaN& nan) {
+  size_t row = 0;
+  for (int seq = 0; seq < int(spec.seqs.size()); ++seq) {
+    const auto [q_len, context] = spec.seqs[size_t(seq)];
+    for (int token = 0; token < q_len; ++token) {
+      for (int head = 0; head < spec.q_heads; ++head, ++row) {
+        const bool odd = nan(seq, context - q_len + token, head);
+        const size_t first = row * size_t(spec.v_size());
+        for (size_t at = first; at < first + size_t(spec.v_size()); ++at) {
+          if (odd ? std::isnan(output.out[at])
+                  : output.out[at] == expected.out[at]) {
+            continue;
+          }
+          ADD_FAILURE() << "sequence " << seq << " token " << token << " head "
+                        << head << ": " << output.out[at] << ", expected "
+                        << (odd ? NAN : expected.out[at]);
+          return;
+        }
+      }
+    }
+  }
+}
+
 class MaskTest : public ::testing::TestWithParam<DType> {
  protected:
   static CaseSpec Spec(int q_heads = 3, int kv_heads = 1) {
@@ -112,6 +139,46 @@ TEST_P(MaskTest, WindowsAroundPartitionsAreWhole) {
   Add(&spec, {5, 1500}, Prefix(1023, Causal()));
   Add(&spec, {600, 1300}, Prefix(1025));
   OnEveryPath(MeansCase(spec, Poison::kInf), ExpectExactMeans);
+}
+
+// Many rows share what is read at a time, some 512 keys, of which the last ones
+// see nothing.
+TEST_P(MaskTest, WindowsThatBeginAfterTheFirstRunAreWhole) {
+  CaseSpec spec = Spec(2, 2);
+  Add(&spec, {700, 700}, Causal(30));
+  Add(&spec, {700, 1700}, Causal(90));
+  OnEveryPath(MeansCase(spec), ExpectExactMeans);
+}
+
+// What a row does not see has no weight, and is not multiplied by it either.
+TEST_P(MaskTest, ANaNReachesTheRowsThatSeeItAndNoOthers) {
+  constexpr int kContext = 300;
+  CaseSpec spec = Spec(6, 2);
+  Add(&spec, {60, kContext}, Causal(140));
+  Add(&spec, {kContext, kContext}, Causal(130));
+  Add(&spec, {50, kContext}, Both(100, 30));
+  Add(&spec, {1, kContext}, Causal(77));
+  const AttentionCase clean(spec);
+  for (const Engine& engine : EnginesOfAllTargets()) {
+    SCOPED_TRACE(engine.attention->simd_target());
+    const Output expected = clean.Run(*engine.attention);
+    for (const int place : {63, 100, 127, 128, 165, 191, 223, 256, 290}) {
+      SCOPED_TRACE(place);
+      AttentionCase c(spec);
+      for (int seq = 0; seq < int(spec.seqs.size()); ++seq) {
+        c.Poke(seq, place, 0, std::numeric_limits<double>::quiet_NaN());
+      }
+      ExpectNaNWhere(spec, c.Run(*engine.attention), expected,
+                     [&](int seq, int position, int head) {
+                       const SequenceMask& mask = spec.masks[size_t(seq)];
+                       const int right = mask.causal ? 0 : mask.window_right;
+                       return head < spec.q_heads / spec.kv_heads &&
+                              position - mask.window_left <= place &&
+                              place <= position + right;
+                     });
+      if (HasFailure()) return;
+    }
+  }
 }
 
 TEST_P(MaskTest, EachSequenceOfABatchHasItsOwnMask) {
