@@ -188,45 +188,55 @@ HWY_NOINLINE void PassHeadsPaced(RunContext<Ops>& run, const RowGroups& groups,
   PacedPass<Ops, R>(run, groups, chunk, opening, heads).Run();
 }
 
-// From a cache, the keys or the values of the `at`th tile, counted through all
-// heads.
+// A tile of several heads that follow each other.
+struct HeadTile {
+  int head;
+  int tile;
+  // The one `steps` tiles on, before or after it, of `tiles` of each head.
+  HWY_INLINE HeadTile Moved(int steps, int tiles) const {
+    HeadTile to = {head, tile + steps};
+    for (; to.tile < 0; to.tile += tiles) --to.head;
+    for (; to.tile >= tiles; to.tile -= tiles) ++to.head;
+    return to;
+  }
+};
+
+// From a cache, its keys or its values, or the keys of the next run.
 template <class Ops>
 HWY_INLINE TileHalf NearHalf(const RunContext<Ops>& run, const Heads& heads,
-                             int at, bool values) {
-  return {&heads.pages[at / run.tiles], at % run.tiles, values};
-}
-
-// The keys of that one, or of the next run.
-template <class Ops>
-HWY_INLINE TileHalf NearKeys(const RunContext<Ops>& run, const Heads& heads,
-                             int at) {
-  if (at < heads.count * run.tiles) return NearHalf(run, heads, at, false);
-  return NextRun(run);
+                             HeadTile at, bool values) {
+  if (at.head >= heads.count) return NextRun(run);
+  return {&heads.pages[at.head], at.tile, values};
 }
 
 // While its scores are computed, what is read after its keys: values of the one
 // before that `waits`, its own where they are added at `once`, or the next
 // one's keys.
 template <class Ops>
-HWY_INLINE void AimNearScores(RunContext<Ops>& run, const Heads& heads, int at,
-                              bool waits, bool once) {
-  const bool last = at + 1 == heads.count * run.tiles;
-  const TileHalf next = waits          ? NearHalf(run, heads, at - 1, true)
-                        : once || last ? NearHalf(run, heads, at, true)
-                                       : NearHalf(run, heads, at + 1, false);
+HWY_INLINE void AimNearScores(RunContext<Ops>& run, const Heads& heads,
+                              HeadTile at, bool waits, bool once) {
+  const HeadTile after = at.Moved(1, run.tiles);
+  const bool own = once || after.head == heads.count;
+  const TileHalf next =
+      waits ? NearHalf(run, heads, at.Moved(-1, run.tiles), true)
+      : own ? NearHalf(run, heads, at, true)
+            : NearHalf(run, heads, after, false);
   AimTile(run, next, run.near_pieces, run.score_fetch);
   if (!once) return;
-  AimTile(run, NearKeys(run, heads, at + 1), run.near_pieces, run.value_fetch);
+  AimTile(run, NearHalf(run, heads, after, false), run.near_pieces,
+          run.value_fetch);
 }
 
 // While its values are added: what is read after those, keys two tiles on, the
 // last tile's values, or the next run.
 template <class Ops>
 HWY_INLINE void AimNearValues(RunContext<Ops>& run, const Heads& heads,
-                              int at) {
-  const TileHalf next = at + 2 == heads.count * run.tiles
-                            ? NearHalf(run, heads, at + 1, true)
-                            : NearKeys(run, heads, at + 2);
+                              HeadTile at) {
+  const HeadTile after = at.Moved(1, run.tiles);
+  const HeadTile second = after.Moved(1, run.tiles);
+  const bool ends = after.head < heads.count && second.head == heads.count;
+  const TileHalf next = ends ? NearHalf(run, heads, after, true)
+                             : NearHalf(run, heads, second, false);
   AimTile(run, next, run.near_pieces, run.value_fetch);
 }
 
@@ -234,7 +244,7 @@ HWY_INLINE void AimNearValues(RunContext<Ops>& run, const Heads& heads,
 template <class Ops, int R>
 HWY_INLINE void AddLastNear(RunContext<Ops>& run, const Heads& heads, int i,
                             const Group& group, Waiting<Ops>& waiting) {
-  AimNearValues(run, heads, (i + 1) * run.tiles - 1);
+  AimNearValues(run, heads, {i, run.tiles - 1});
   GroupPass<Ops, R, kFetchNear>(run, heads.pages[i], group, waiting)
       .AddLast(i % 2 != 0);
 }
@@ -252,7 +262,7 @@ HWY_NOINLINE void PassHeadsNear(RunContext<Ops>& run, const RowGroups& groups,
     pass.BeginInTurn(i % 2 != 0);
     bool more = true;
     for (int tile = 0; more && tile < run.tiles; ++tile) {
-      const int at = i * run.tiles + tile;
+      const HeadTile at = {i, tile};
       const bool waits = waiting.any();
       AimNearScores(run, heads, at, waits, pass.EndsEarly(tile));
       run.row_fetches.Step();
@@ -261,7 +271,7 @@ HWY_NOINLINE void PassHeadsNear(RunContext<Ops>& run, const RowGroups& groups,
       if (tile == 0) {
         AddLastNear<Ops, R>(run, heads, i - 1, before, waiting);
       } else {
-        AimNearValues(run, heads, at - 1);
+        AimNearValues(run, heads, {i, tile - 1});
         pass.AddBefore(tile);
       }
     }
