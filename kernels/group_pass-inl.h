@@ -438,18 +438,17 @@ class GroupPass {
     added_ = steps_ = first + kTileSteps<Ops>;
   }
 
-  // Of a tile in which windows begin, what only some rows see.
+  // Of a tile in which windows begin, all rows of which see the next one: what
+  // comes before its first step that all of them see whole.
   HWY_NOINLINE void AddLowEdge() {
     edge_ = false;
     const int tile = added_ / kTileSteps<Ops>;
     Span spans[R];
     FindSpans(tile, spans);
-    const int common = (CommonKeys(tile).begin + kPack - 1) / kPack;
-    const bool any = CommonKeys(tile).end != 0;
-    const Span some = {SeenKeys(tile).begin / kPack,
-                       any ? common : kTileSteps<Ops>};
-    AddEdge(tile, spans, some);
-    added_ = tile * kTileSteps<Ops> + some.end;
+    const auto last = static_cast<int>(place_[R - 1].low - TileBegin(tile));
+    const int end = (last + kPack - 1) / kPack;
+    AddEdge(tile, spans, {SeenKeys(tile).begin / kPack, end});
+    added_ += end;
   }
 
   // What rows see of these steps of a tile, if anything.
@@ -472,11 +471,10 @@ class GroupPass {
 
   // Adds the values of steps [added_, end), which have weights.
   HWY_INLINE void AddValues(int end) {
-    if (added_ >= end) return;
     if constexpr (kEdgesWait) {
       if (HWY_UNLIKELY(edge_)) AddLowEdge();
-      if (added_ >= end) return;
     }
+    if (added_ >= end) return;
     if constexpr (kCutsPanels && !IsNear(kFetch)) {  // by tile
       const int first = added_ / kTileSteps<Ops> * kTileSteps<Ops>;
       PanelValues<Ops, R, kFetch>(Weights(added_), ws_.p_stride,
@@ -552,59 +550,6 @@ class GroupPass {
   bool ragged_ = false;  // not the same ones for all rows
   bool edge_ = false;    // windows begin in the first tile to be added
 };
-
-template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE void PassRows(RunContext<Ops>& run, const Group& group) {
-  Waiting<Ops> waiting;
-  GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting).Run();
-}
-template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE Unadded WeighRows(RunContext<Ops>& run, const Group& group,
-                               int tile) {
-  Waiting<Ops> waiting;
-  return GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting)
-      .WeighTile(tile);
-}
-template <class Ops, int R, FetchMode kFetch>
-HWY_NOINLINE void AddRows(RunContext<Ops>& run, const Group& group, int tile,
-                          Unadded unadded) {
-  Waiting<Ops> waiting;
-  GroupPass<Ops, R, kFetch>(run, *run.pages, group, waiting)
-      .AddTile(tile, unadded);
-}
-
-// What pass(integral_constant<int, rows>) returns: a group's rows as a
-// constant.
-template <int kMax, class Pass>
-HWY_INLINE auto OfRows(int rows, const Pass& pass) {
-  if constexpr (kMax > 1) {
-    if (rows < kMax) return OfRows<kMax - 1>(rows, pass);
-  }
-  return pass(std::integral_constant<int, kMax>());
-}
-
-template <class Ops, FetchMode kFetch>
-HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
-  constexpr int kMost =  // near, a single group's
-      kFetch == kFetchNear ? kMostRows<Ops> : kMostOfSeveral<Ops>;
-  OfRows<kMost>(group.rows, [&](auto rows) HWY_ATTR {
-    PassRows<Ops, decltype(rows)::value, kFetch>(run, group);
-  });
-}
-template <class Ops, FetchMode kFetch>
-HWY_INLINE Unadded WeighUpToRows(RunContext<Ops>& run, const Group& group,
-                                 int tile) {
-  return OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
-    return WeighRows<Ops, decltype(rows)::value, kFetch>(run, group, tile);
-  });
-}
-template <class Ops, FetchMode kFetch>
-HWY_INLINE void AddUpToRows(RunContext<Ops>& run, const Group& group, int tile,
-                            Unadded unadded) {
-  OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
-    AddRows<Ops, decltype(rows)::value, kFetch>(run, group, tile, unadded);
-  });
-}
 
 }  // namespace VARLANE_NS
 }  // namespace varlane

@@ -188,17 +188,18 @@ HWY_NOINLINE void PassHeadsPaced(RunContext<Ops>& run, const RowGroups& groups,
   PacedPass<Ops, R>(run, groups, chunk, opening, heads).Run();
 }
 
-// A tile of several heads that follow each other.
+// A tile of several heads that follow each other, and those beside it where
+// each head has `tiles`.
 struct HeadTile {
+  HWY_INLINE HeadTile Before(int tiles) const {
+    return tile == 0 ? HeadTile{head - 1, tiles - 1} : HeadTile{head, tile - 1};
+  }
+  HWY_INLINE HeadTile After(int tiles) const {
+    return tile + 1 == tiles ? HeadTile{head + 1, 0} : HeadTile{head, tile + 1};
+  }
+
   int head;
   int tile;
-  // The one `steps` tiles on, before or after it, of `tiles` of each head.
-  HWY_INLINE HeadTile Moved(int steps, int tiles) const {
-    HeadTile to = {head, tile + steps};
-    for (; to.tile < 0; to.tile += tiles) --to.head;
-    for (; to.tile >= tiles; to.tile -= tiles) ++to.head;
-    return to;
-  }
 };
 
 // From a cache, its keys or its values, or the keys of the next run.
@@ -215,12 +216,10 @@ HWY_INLINE TileHalf NearHalf(const RunContext<Ops>& run, const Heads& heads,
 template <class Ops>
 HWY_INLINE void AimNearScores(RunContext<Ops>& run, const Heads& heads,
                               HeadTile at, bool waits, bool once) {
-  const HeadTile after = at.Moved(1, run.tiles);
+  const HeadTile after = at.After(run.tiles);
   const bool own = once || after.head == heads.count;
-  const TileHalf next =
-      waits ? NearHalf(run, heads, at.Moved(-1, run.tiles), true)
-      : own ? NearHalf(run, heads, at, true)
-            : NearHalf(run, heads, after, false);
+  const TileHalf next = waits ? NearHalf(run, heads, at.Before(run.tiles), true)
+                              : NearHalf(run, heads, own ? at : after, own);
   AimTile(run, next, run.near_pieces, run.score_fetch);
   if (!once) return;
   AimTile(run, NearHalf(run, heads, after, false), run.near_pieces,
@@ -232,12 +231,11 @@ HWY_INLINE void AimNearScores(RunContext<Ops>& run, const Heads& heads,
 template <class Ops>
 HWY_INLINE void AimNearValues(RunContext<Ops>& run, const Heads& heads,
                               HeadTile at) {
-  const HeadTile after = at.Moved(1, run.tiles);
-  const HeadTile second = after.Moved(1, run.tiles);
+  const HeadTile after = at.After(run.tiles);
+  const HeadTile second = after.After(run.tiles);
   const bool ends = after.head < heads.count && second.head == heads.count;
-  const TileHalf next = ends ? NearHalf(run, heads, after, true)
-                             : NearHalf(run, heads, second, false);
-  AimTile(run, next, run.near_pieces, run.value_fetch);
+  AimTile(run, NearHalf(run, heads, ends ? after : second, ends),
+          run.near_pieces, run.value_fetch);
 }
 
 // The values of the last tile of head `i`.

@@ -45,6 +45,8 @@
 #include "kernels/sweep-inl.h"
 // After sweep-inl.h:
 #include "kernels/group_pass-inl.h"
+// After group_pass-inl.h:
+#include "kernels/group_rows-inl.h"
 // After fetch-inl.h:
 #include "kernels/open_group-inl.h"
 // After open_group-inl.h:

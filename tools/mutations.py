@@ -127,9 +127,8 @@ MUTATIONS = [
     ("a tile in which windows begin added as if all saw all of it", GROUP_PASS,
      "if (HWY_UNLIKELY(edge_)) AddLowEdge();", ""),
     ("windows begin where the first row's does", GROUP_PASS,
-     "const Span some = {SeenKeys(tile).begin / kPack,\n"
-     "                       any ?",
-     "const Span some = {common,\n                       any ?"),
+     "AddEdge(tile, spans, {SeenKeys(tile).begin / kPack, end});",
+     "AddEdge(tile, spans, {end, end});"),
     ("sums never begin at zero", GROUP_PASS,
      "fresh_ = run_.fresh;\n    for", "fresh_ = false;\n    for"),
     ("sums of heads in turn never begin at zero", GROUP_PASS,
