@@ -45,28 +45,30 @@ void OnEveryPath(const AttentionCase& c, const Check& check) {
   }
 }
 
-// Rows of which nan(sequence, position, query head) holds are NaN, others as
-// expected, bit for bit.
-template <typename NaN>
-void ExpectNaNWhere(const CaseSpec& spec, const Output& output,
-                    const Output& expected, const NaN& nan) {
-  size_t row = 0;
+// All of a row is NaN, or as expected, bit for bit.
+bool IsRow(const CaseSpec& spec, int64_t row, bool nan, const Output& output,
+           const Output& expected) {
+  const int64_t first = row * spec.v_size();
+  for (int64_t at = first; at < first + spec.v_size(); ++at) {
+    const float out = output.out[size_t(at)];
+    if (nan ? !std::isnan(out) : out != expected.out[size_t(at)]) return false;
+  }
+  return true;
+}
+
+// Key `place` of the first KV head is NaN.
+void ExpectNaNInRowsThatSee(int place, const AttentionCase& c,
+                            const Output& output, const Output& expected) {
+  const CaseSpec& spec = c.spec();
   for (int seq = 0; seq < int(spec.seqs.size()); ++seq) {
-    const auto [q_len, context] = spec.seqs[size_t(seq)];
-    for (int token = 0; token < q_len; ++token) {
-      for (int head = 0; head < spec.q_heads; ++head, ++row) {
-        const bool odd = nan(seq, context - q_len + token, head);
-        const size_t first = row * size_t(spec.v_size());
-        for (size_t at = first; at < first + size_t(spec.v_size()); ++at) {
-          if (odd ? std::isnan(output.out[at])
-                  : output.out[at] == expected.out[at]) {
-            continue;
-          }
-          ADD_FAILURE() << "sequence " << seq << " token " << token << " head "
-                        << head << ": " << output.out[at] << ", expected "
-                        << (odd ? NAN : expected.out[at]);
-          return;
-        }
+    for (int token = 0; token < spec.seqs[size_t(seq)].q_len; ++token) {
+      const bool seen =
+          c.Begin(seq, token) <= place && place < c.Limit(seq, token);
+      const int64_t row = (c.FirstToken(seq) + token) * spec.q_heads;
+      for (int head = 0; head < spec.q_heads; ++head) {
+        const bool nan = seen && head < spec.group();
+        ASSERT_TRUE(IsRow(spec, row + head, nan, output, expected))
+            << "sequence " << seq << " token " << token << " head " << head;
       }
     }
   }
@@ -168,14 +170,7 @@ TEST_P(MaskTest, ANaNReachesTheRowsThatSeeItAndNoOthers) {
       for (int seq = 0; seq < int(spec.seqs.size()); ++seq) {
         c.Poke(seq, place, 0, std::numeric_limits<double>::quiet_NaN());
       }
-      ExpectNaNWhere(spec, c.Run(*engine.attention), expected,
-                     [&](int seq, int position, int head) {
-                       const SequenceMask& mask = spec.masks[size_t(seq)];
-                       const int right = mask.causal ? 0 : mask.window_right;
-                       return head < spec.q_heads / spec.kv_heads &&
-                              position - mask.window_left <= place &&
-                              place <= position + right;
-                     });
+      ExpectNaNInRowsThatSee(place, c, c.Run(*engine.attention), expected);
       if (HasFailure()) return;
     }
   }
