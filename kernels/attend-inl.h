@@ -209,7 +209,8 @@ void AttendRows(const AttendArgs& args) {
       return;
     }
   }
-  const int most = TileRows<Ops>(rows, args.group, args.head_size);
+  const int most = TileRows<Ops>(rows, args.group, args.head_size,
+                                 args.cache_fit == CacheFit::kExceeds);
   AttendGroups<Ops, Ops>(args, RowGroups(rows, args.num_kv_heads, most));
 }
 

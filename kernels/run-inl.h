@@ -19,22 +19,37 @@ constexpr int kRunKeys = kRun * kKeyTile;
 constexpr int kRunGroups = kRun * kGroups;
 static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 
+// Whether a few register groups can pass a run tile by tile, each one's softmax
+// beside the next one's scores (Zen 5, in turns: 5 tokens of a group of 4, bf16
+// 2 to 8% faster, f32 2%; one of a group of 8, 1 to 14% and 4%; f16, which
+// converts, up to 6% slower).
+template <class Ops>
+constexpr bool kMayGoTogether = kZen5 &&
+                                (Ops::kPack == 2 ||
+                                 sizeof(typename Ops::Cache) == sizeof(float));
+
 // Rows of a register tile, at most, where a threadgroup has `rows` of a KV
 // head, `group` of them one token's. On Zen 5 a single group takes more than
-// several do, but for bf16 at head sizes up to 64 (12% slower from DRAM); more
-// than 8 only f32 from head size 96 on (at 64 5 to 8% slower, above 7 to 16%
-// faster). On Zen 4 rows that end at different keys do so one by one, so f32
-// leaves groups of 4 whole (6 rows: 1 to 2% slower; on Zen 5 3 to 5% faster),
-// while conversions are worth sharing (f16, 6 rows: 4 to 6% faster).
+// several do, but for 16 bits at head sizes up to 64 (bf16 12% slower from
+// DRAM); more than 8 only f32 from head size 96 on (at 64 5 to 8% slower, above
+// 7 to 16% faster). On Zen 4 rows that end at different keys do so one by one,
+// so f32 leaves groups of 4 whole (6 rows: 1 to 2% slower; on Zen 5 3 to 5%
+// faster), while conversions are worth sharing (f16, 6 rows: 4 to 6% faster).
 // Zen 4's dot product takes 6 only where a few groups become fewer: 5 rows are
 // one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
 template <class Ops>
-HWY_INLINE int TileRows(int rows, int group, int head_size) {
+HWY_INLINE int TileRows(int rows, int group, int head_size, bool from_memory) {
   constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
   if constexpr (kIntelAvx512 || kAvx2) {
     return rows <= kMaxRows ? kMaxRows : kMostRows<Ops>;
   }
   if constexpr (kZen5) {
+    // Three that go together would ask for the next run at two lines a step,
+    // then for nothing: from memory they are four, at one line (one token of a
+    // group of 16, in turns: bf16 5 to 15% faster, f32 7 to 14%; from L3 bf16 4
+    // to 9% slower).
+    const bool three = rows > 2 * kMaxRows && rows <= 3 * kMaxRows;
+    if (kMayGoTogether<Ops> && from_memory && three) return (rows + 3) / 4;
     if (kConverts && head_size <= 64) return kMaxRows;
     const int most =
         head_size < 96 ? HWY_MIN(kMostRows<Ops>, 8) : kMostRows<Ops>;
@@ -161,15 +176,10 @@ HWY_INLINE bool ByTile(const RowGroups& groups) {
   return kSeveralByTile<Ops> && groups.count > 1;
 }
 
-// Whether a few register groups pass a run tile by tile, each one's softmax
-// beside the next one's scores (Zen 5, in turns: 5 tokens of a group of 4, bf16
-// 2 to 8% faster, f32 2%; one of a group of 8, 1 to 14% and 4%; f16 up to 6%
-// slower; many groups, bf16 2 to 4% slower).
+// Whether these do; of many, bf16 would be 2 to 4% slower.
 template <class Ops>
 HWY_INLINE bool Together(const RowGroups& groups) {
-  constexpr bool kConverts =
-      Ops::kPack == 1 && sizeof(typename Ops::Cache) != sizeof(float);
-  return kZen5 && !kConverts && groups.count > 1 && !groups.many();
+  return kMayGoTogether<Ops> && groups.count > 1 && !groups.many();
 }
 
 // Where the 16-token groups of a run of key tiles stand, `count` of them. Those

@@ -88,7 +88,8 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
 }
 
 // Read as from memory and, now and then, as from a cache, all or half of which
-// K/V fill: often enough to meet both ways of each.
+// K/V fill: often enough to meet both ways of each. Of more than 12 rows, also
+// as more register groups from memory than from a cache.
 void CheckWhereKvComesFrom(const AttentionCase& c, const PlanOptions& plan,
                            const Output& expected, const std::string& what) {
   for (const int times : {1, 2}) {
@@ -103,7 +104,7 @@ void CheckWhereKvComesFrom(const AttentionCase& c, const PlanOptions& plan,
 }
 
 TEST_P(HeadsTest, WhereKvComesFromChangesNoBit) {
-  for (const int group : {1, 2, 3, 4, 6}) {
+  for (const int group : {1, 2, 3, 4, 6, 8, 13, 18}) {
     CaseSpec spec;
     spec.kv_dtype = GetParam();
     spec.kv_heads = 3;
