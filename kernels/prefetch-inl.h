@@ -201,9 +201,9 @@ class Fetcher {
 
   // `read` is one of the lines that the step reads.
   HWY_INLINE void Step(const std::byte* read) {
-    if constexpr (kStepsOfFetch == 2) {
-      odd_ = !odd_;
-      if (odd_) return;
+    if constexpr (kStepsOfFetch > 1) {
+      step_ = (step_ + 1) % kStepsOfFetch;
+      if (step_ != 0) return;
     }
     if constexpr (kMode == kFetchPaced) {
       StepPaced();
@@ -237,24 +237,27 @@ class Fetcher {
   // Not f32 for one piece at a time, which leaves memory the time that it needs
   // (verify 2% slower).
   static constexpr bool kAsksAgain = Ops::kPack == 2;
+  // Lines that a step reads.
+  static constexpr size_t kReads =
+      HWY_MAX(kVecs * kVecBytes<Ops> / 64, size_t{1});
   // Lines a step of each piece. Near: half of what a register tile reads.
-  // Faster, the CPU would have no room for what is asked for and drop it (f16
-  // at twice the pace, from DRAM: 20% less).
   static constexpr size_t kLines =
-      IsNear(kMode) ? HWY_MAX(kVecs * kVecBytes<Ops> / (2 * 64), size_t{1}) : 1;
-  // Paced, four lines at a time (f16: 1% faster than two); a line every other
-  // step that reads half of one.
+      IsNear(kMode) ? HWY_MAX(kReads / 2, size_t{1}) : 1;
+  // Near, on Zen 5 four lines at a time (f16: 1% faster than two), once as many
+  // have been read: faster, the CPU would have no room for what is asked for
+  // and drop it, and then be asked for nothing (f16 at twice the pace, 8 rows
+  // from DRAM, in turns: 16 to 20% slower). A line every other step that reads
+  // half of one.
   static constexpr size_t kStepsOfFetch =
       !IsNear(kMode)                                 ? 1
-      : kZen5                                        ? 2 / kLines
+      : kZen5                                        ? 4 / kReads
       : kAvx2 && kVecs * kVecBytes<Ops> < size_t{64} ? 2
                                                      : 1;
   // Lines that go together at a time, near: as many as a register tile reads.
-  static constexpr size_t kSome =
-      !IsNear(kMode) ? 1
-      : kAvx2        ? HWY_MAX(kVecs * kVecBytes<Ops> / 64, size_t{1})
-      : kZen5        ? kStepsOfFetch * 2 * kLines
-                     : 2 * kLines;
+  static constexpr size_t kSome = !IsNear(kMode) ? 1
+                                  : kAvx2        ? kReads
+                                  : kZen5        ? kStepsOfFetch * kReads
+                                                 : 2 * kLines;
 
   // At the pace of memory. What is asked for in a burst, at the pace of
   // arithmetic, Zen 5 drops, then waits for what it dropped, and asks for
@@ -315,7 +318,7 @@ class Fetcher {
   size_t turn_;
   Pieces pieces_;
   bool again_;
-  bool odd_ = false;
+  size_t step_ = 0;  // of those that share a fetch
   size_t zero_ = 0;
 };
 

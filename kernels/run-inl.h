@@ -30,15 +30,15 @@ constexpr bool kMayGoTogether = kZen5 &&
 
 // Rows of a register tile, at most, where a threadgroup has `rows` of a KV
 // head, `group` of them one token's. On Zen 5 a single group takes more than
-// several do, but for 16 bits at head sizes up to 64 (bf16 12% slower from
-// DRAM); more than 8 only f32 from head size 96 on (at 64 5 to 8% slower, above
-// 7 to 16% faster). On Zen 4 rows that end at different keys do so one by one,
-// so f32 leaves groups of 4 whole (6 rows: 1 to 2% slower; on Zen 5 3 to 5%
-// faster), while conversions are worth sharing (f16, 6 rows: 4 to 6% faster).
+// several do; of bf16 more than 8 only from a cache (9 to 12 rows, in turns: 9
+// to 13% faster, from DRAM even to 2% slower). On Zen 4 rows that end at
+// different keys do so one by one, so f32 leaves groups of 4 whole (6 rows: 1
+// to 2% slower; on Zen 5 3 to 5% faster), while conversions are worth sharing
+// (f16, 6 rows: 4 to 6% faster).
 // Zen 4's dot product takes 6 only where a few groups become fewer: 5 rows are
 // one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
 template <class Ops>
-HWY_INLINE int TileRows(int rows, int group, int head_size, bool from_memory) {
+HWY_INLINE int TileRows(int rows, int group, bool from_memory) {
   constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
   if constexpr (kIntelAvx512 || kAvx2) {
     return rows <= kMaxRows ? kMaxRows : kMostRows<Ops>;
@@ -50,9 +50,7 @@ HWY_INLINE int TileRows(int rows, int group, int head_size, bool from_memory) {
     // to 9% slower).
     const bool three = rows > 2 * kMaxRows && rows <= 3 * kMaxRows;
     if (kMayGoTogether<Ops> && from_memory && three) return (rows + 3) / 4;
-    if (kConverts && head_size <= 64) return kMaxRows;
-    const int most =
-        head_size < 96 ? HWY_MIN(kMostRows<Ops>, 8) : kMostRows<Ops>;
+    const int most = Ops::kPack == 2 && from_memory ? 8 : kMostRows<Ops>;
     return rows <= most ? most : kMaxRows;
   }
   bool four = !kConverts && group % 4 == 0;

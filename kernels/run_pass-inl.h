@@ -29,7 +29,7 @@ HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
 // be late: on AMD's CPUs fewer than the lines that a step reads. Of f16 those
 // are two, and two groups at two lines a step would ask for nothing half of the
 // time (Zen 5, in turns, from DRAM: one token of a group of 12 10% faster, of
-// 16 4 to 10%, of 8 at head size 64 7 to 18%). On Intel's there are twice as
+// 16 4 to 10%; Zen 4's kernels there 2 to 15%). On Intel's there are twice as
 // many steps beside half as many vectors.
 template <class Ops>
 HWY_INLINE Pieces FarPieces(int turns, int rows) {

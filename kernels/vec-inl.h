@@ -309,14 +309,14 @@ struct OpsBf16Wide : OpsBf16 {
 // On Zen 5 a single group of up to 8 or 12 rows streams K/V from memory at its
 // pace and from a cache once, where two groups read it twice (in turns, one
 // token of a group of 8: f32 19 to 26% faster from DRAM, 20% from L3; bf16 16%
-// from L3, from DRAM at head size 256 20%, at 128 7% faster to 4% slower; f16 2
-// to 3% from DRAM as from L3, 5 to 7% from L2, but 12 rows 2 to 3% slower).
+// from L3, from DRAM at head size 256 20%, at 128 7% faster to 4% slower; f16
+// from DRAM 16 to 19%, from L2 and L3 2 to 8%, but 12 rows 2 to 8% slower).
 template <class Ops>
 constexpr int MostRows() {
   constexpr bool kIsF32 = sizeof(typename Ops::Cache) == sizeof(float);
   if (kIntelAvx512) return kIsF32 ? kMaxRows : 2 * kMaxRows;
   if (!kZen5) return kMaxRows;
-  return kIsF32 ? 2 * kMaxRows : 8;
+  return kIsF32 || Ops::kPack == 2 ? 2 * kMaxRows : 8;
 }
 template <class Ops>
 constexpr int kMostRows = MostRows<Ops>();
