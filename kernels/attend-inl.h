@@ -209,8 +209,8 @@ void AttendRows(const AttendArgs& args) {
       return;
     }
   }
-  const int most =
-      TileRows<Ops>(rows, args.group, args.cache_fit == CacheFit::kExceeds);
+  const int most = TileRows<Ops>(rows, args.group, args.head_size,
+                                 args.cache_fit == CacheFit::kExceeds);
   AttendGroups<Ops, Ops>(args, RowGroups(rows, args.num_kv_heads, most));
 }
 

@@ -28,32 +28,48 @@ constexpr bool kMayGoTogether = kZen5 &&
                                 (Ops::kPack == 2 ||
                                  sizeof(typename Ops::Cache) == sizeof(float));
 
-// Rows of a register tile, at most, where a threadgroup has `rows` of a KV
-// head, `group` of them one token's. On Zen 5 a single group takes more than
-// several do; of bf16 more than 8 only from a cache (9 to 12 rows, in turns: 9
-// to 13% faster, from DRAM even to 2% slower). On Zen 4 rows that end at
-// different keys do so one by one, so f32 leaves groups of 4 whole (6 rows: 1
-// to 2% slower; on Zen 5 3 to 5% faster), while conversions are worth sharing
-// (f16, 6 rows: 4 to 6% faster).
-// Zen 4's dot product takes 6 only where a few groups become fewer: 5 rows are
-// one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
+// Whether three register groups would go together from memory. They would ask
+// for the next run two lines a step, then for nothing: as four they ask for one
+// line a step (one token of a group of 16, in turns, while memory is slow and
+// while it is quick: bf16 14 and 8% faster, f32 7 and 9%). Not of keys that L1
+// does not hold, which each group reads anew (16/1/576/512: 10% faster and 9%
+// slower).
 template <class Ops>
-HWY_INLINE int TileRows(int rows, int group, bool from_memory) {
-  constexpr bool kConverts = sizeof(typename Ops::Cache) != sizeof(float);
+HWY_INLINE bool WouldBeThree(int rows, int head_size) {
+  constexpr int kL1Bytes = 48 << 10;
+  constexpr int kElement = static_cast<int>(sizeof(typename Ops::Cache));
+  return kMayGoTogether<Ops> && rows > 2 * kMaxRows && rows <= 3 * kMaxRows &&
+         kKeyTile * head_size * kElement <= kL1Bytes;
+}
+
+// Rows of a register tile on Zen 5, at most. A single group takes more than
+// several do; of bf16 more than 8 only from a cache (9 to 12 rows, in turns: 9
+// to 13% faster, from DRAM even to 2% slower), nor from DRAM more than 6 at
+// head sizes up to 64 (while memory is slow 4 to 9% faster, while it is quick 5
+// to 6% slower; from a cache 17 to 27% faster).
+template <class Ops>
+HWY_INLINE int TileRowsOfZen5(int rows, int head_size, bool from_memory) {
+  if (from_memory && WouldBeThree<Ops>(rows, head_size)) return (rows + 3) / 4;
+  int most = kMostRows<Ops>;
+  if (Ops::kPack == 2 && from_memory) most = head_size <= 64 ? kMaxRows : 8;
+  return rows <= most ? most : kMaxRows;
+}
+
+// Rows of a register tile, at most, where a threadgroup has `rows` of a KV
+// head, `group` of them one token's. On Zen 4 rows that end at different keys
+// do so one by one, so f32 leaves groups of 4 whole (6 rows: 1 to 2% slower; on
+// Zen 5 3 to 5% faster), while conversions are worth sharing (f16, 6 rows: 4 to
+// 6% faster). Its dot product takes 6 only where a few groups become fewer: 5
+// rows are one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
+template <class Ops>
+HWY_INLINE int TileRows(int rows, int group, int head_size, bool from_memory) {
+  if constexpr (kZen5) {
+    return TileRowsOfZen5<Ops>(rows, head_size, from_memory);
+  }
   if constexpr (kIntelAvx512 || kAvx2) {
     return rows <= kMaxRows ? kMaxRows : kMostRows<Ops>;
   }
-  if constexpr (kZen5) {
-    // Three that go together would ask for the next run at two lines a step,
-    // then for nothing: from memory they are four, at one line (one token of a
-    // group of 16, in turns: bf16 5 to 15% faster, f32 7 to 14%; from L3 bf16 4
-    // to 9% slower).
-    const bool three = rows > 2 * kMaxRows && rows <= 3 * kMaxRows;
-    if (kMayGoTogether<Ops> && from_memory && three) return (rows + 3) / 4;
-    const int most = Ops::kPack == 2 && from_memory ? 8 : kMostRows<Ops>;
-    return rows <= most ? most : kMaxRows;
-  }
-  bool four = !kConverts && group % 4 == 0;
+  bool four = sizeof(typename Ops::Cache) == sizeof(float) && group % 4 == 0;
   if constexpr (Ops::kPack == 2) four = rows > 2 * kMaxRows;
   return four ? HWY_MIN(kMaxRows, 4) : kMaxRows;
 }
