@@ -106,6 +106,25 @@ const std::vector<Demand>& Demands() {
   return demands;
 }
 
+// What is shown of large GQA groups, whose rows take several register groups.
+const std::vector<Demand>& LargeGroups() {
+  static const std::vector<Demand> demands = {
+      {{"decode 64x1@2048", {{64, 1, 2048}}},
+       Bound::kTighter,
+       true,
+       kShown,
+       kShown,
+       kShown},
+      {{"decode 64x1@128", {{64, 1, 128}}},
+       Bound::kTighter,
+       false,
+       kShown,
+       kShown,
+       kShown},
+  };
+  return demands;
+}
+
 // What is shown of blocks of other sizes.
 const std::vector<Demand>& OtherBlocks() {
   static const std::vector<Demand> demands = {
@@ -367,6 +386,15 @@ void AddBlockSizeRows(BenchSession* session, const Heads& heads, DType dtype) {
     Heads other = heads;
     other.block_size = block_size;
     AddDemands(session, other, dtype, OtherBlocks());
+  }
+}
+
+void AddLargeGroupRows(BenchSession* session) {
+  for (const Heads& heads :
+       {Heads{32, 4, 128}, Heads{64, 4, 128}, Heads{64, 8, 64}}) {
+    for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
+      AddDemands(session, heads, dtype, LargeGroups());
+    }
   }
 }
 

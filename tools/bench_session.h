@@ -102,6 +102,7 @@ void AddRatioRows(BenchSession* session, const bench::Heads& heads,
                   DType dtype);
 void AddBlockSizeRows(BenchSession* session, const bench::Heads& heads,
                       DType dtype);
+void AddLargeGroupRows(BenchSession* session);
 void AddBatchRows(BenchSession* session);     // mixed, ragged, windowed
 void AddLaunchRows(BenchSession* session);    // empty and surplus threadgroups
 void AddMonitorRows(BenchSession* session);   // of memory pressure

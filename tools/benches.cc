@@ -68,6 +68,7 @@ Result<BenchResult> BenchKernels(const BenchOptions& options) {
         AddRatioRows(session.get(), heads, dtype);
       }
     }
+    AddLargeGroupRows(session.get());
   }
   result.rows = session->TakeRows();
   return result;
