@@ -41,26 +41,27 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
   }
 }
 
-// Whether Values takes all dims of two rows at a time instead of half of the
-// dims of all: what is read stands in one go (Zen 5, head size 128, from DRAM:
-// 2 to 5% faster; 4 rows from L3 slower), and two rows are twice as many chains
-// (from L3 4 to 5% faster, from L2 6%).
+// Whether Values takes all dims of two or three rows at a time instead of half
+// of the dims of all: what is read stands in one go (Zen 5, head size 128, from
+// DRAM: 2 to 5% faster; 4 rows from L3 slower), and two rows are twice as many
+// chains (from L3 4 to 5% faster, from L2 6%; three rows 0 to 3%).
 template <int R>
 constexpr bool TakesWideValues(FetchMode mode) {
-  return kZen5 && IsNear(mode) && (R <= 2 || (R == 4 && mode == kFetchPaced));
+  return kZen5 && IsNear(mode) && (R <= 3 || (R == 4 && mode == kFetchPaced));
 }
 
-// The same as Values so. Two rows at most fetch twice as much a step. What four
-// read twice is a group of f32, or a tile of 16 bits: as much as L1 holds
-// beside what is fetched (f32, 4 rows from DRAM, in turns: even to 2.6% faster
-// than a tile; 16 bits 0 to 1% slower by groups).
+// The same as Values so. What is read once, by up to three rows, fetches twice
+// as much a step. What four read twice is a group of f32, or a tile of 16 bits:
+// as much as L1 holds beside what is fetched (f32, 4 rows from DRAM, in turns:
+// even to 2.6% faster than a tile; 16 bits 0 to 1% slower by groups).
 template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
                            const std::byte* const* groups, int begin, int end,
                            float* acc, int acc_floats, bool fresh,
                            Prefetch& fetch) {
   constexpr int kSteps = kGroupTokens / Ops::kPack;
-  constexpr int kRows = HWY_MIN(R, 2);
+  constexpr int kRows = R <= 3 ? R : 2;
+  static_assert(R % kRows == 0);
   constexpr bool kByGroup = R > kRows && sizeof(typename Ops::Cache) == 4;
   const StreamHead onward = fetch.onward;
   for (int part_end; begin < end; begin = part_end, fresh = false) {
@@ -70,7 +71,7 @@ HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
       fetch.onward = after < end
                          ? ValueHead<Ops>(groups[after / kSteps], 0, acc_floats)
                          : onward;
-      ValueTile<Ops, kRows, 2 * kMaxVecs, kFetch, R <= 2 ? 2 : 1>(
+      ValueTile<Ops, kRows, 2 * kMaxVecs, kFetch, R == kRows ? 2 : 1>(
           p + r * p_stride, static_cast<size_t>(p_stride), groups, 0,
           ValueStride<Ops>(acc_floats), false, begin, part_end,
           acc + r * acc_floats, static_cast<size_t>(acc_floats), fresh, fetch);
