@@ -310,7 +310,7 @@ struct OpsBf16Wide : OpsBf16 {
 // pace and from a cache once, where two groups read it twice (in turns, one
 // token of a group of 8: f32 19 to 26% faster from DRAM, 20% from L3; bf16 16%
 // from L3, from DRAM at head size 256 20%, at 128 7% faster to 4% slower; f16
-// from DRAM 16 to 19%, from L2 and L3 2 to 8%, but 12 rows 2 to 8% slower).
+// from DRAM 11 to 19%, from L2 and L3 2 to 8%, but 12 rows 2 to 8% slower).
 template <class Ops>
 constexpr int MostRows() {
   constexpr bool kIsF32 = sizeof(typename Ops::Cache) == sizeof(float);
