@@ -24,9 +24,7 @@ static_assert(kPartition % kRunKeys == 0, "runs tile partitions");
 // 2 to 8% faster, f32 2%; one of a group of 8, 1 to 14% and 4%; f16, which
 // converts, up to 6% slower).
 template <class Ops>
-constexpr bool kMayGoTogether = kZen5 &&
-                                (Ops::kPack == 2 ||
-                                 sizeof(typename Ops::Cache) == sizeof(float));
+constexpr bool kMayGoTogether = kZen5 && !kConverts<Ops>;
 
 // Whether three register groups would go together from memory. They would ask
 // for the next run two lines a step, then for nothing: as four they ask for one

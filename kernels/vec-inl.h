@@ -301,6 +301,11 @@ struct OpsBf16Wide : OpsBf16 {
 };
 #endif
 
+// Whether each number is converted to fp32 where it is read, f16's.
+template <class Ops>
+constexpr bool kConverts = Ops::kPack == 1 &&
+                           sizeof(typename Ops::Cache) != sizeof(float);
+
 // Rows of a register tile, at most. Twice as many beside half of the vectors
 // share each conversion where it takes a multiplier's port (Emerald Rapids, in
 // turns: 5 tokens of a group of 4, 7% faster in bf16 and 17% in f16; one token
@@ -316,7 +321,7 @@ constexpr int MostRows() {
   constexpr bool kIsF32 = sizeof(typename Ops::Cache) == sizeof(float);
   if (kIntelAvx512) return kIsF32 ? kMaxRows : 2 * kMaxRows;
   if (!kZen5) return kMaxRows;
-  return kIsF32 || Ops::kPack == 2 ? 2 * kMaxRows : 8;
+  return kConverts<Ops> ? 8 : 2 * kMaxRows;
 }
 template <class Ops>
 constexpr int kMostRows = MostRows<Ops>();

@@ -40,6 +40,14 @@ struct Demand {
 
 // What is measured, and nothing demanded.
 constexpr double kShown = -1;
+Demand Shown(Shape shape, Bound bound, bool cold) {
+  return {std::move(shape), bound, cold, kShown, kShown, kShown};
+}
+
+// `count` sequences of a token each.
+Shape Decode(int count, int context) {
+  return {fmt::format("decode {}x1@{}", count, context), {{count, 1, context}}};
+}
 
 // Contexts of any length, as a service has them: few end where a tile does.
 Shape MixedLengths() {
@@ -59,29 +67,14 @@ Shape WindowedPrefill() {
 // the larger ones.
 const std::vector<Demand>& Demands() {
   static const std::vector<Demand> demands = {
-      {{"decode 8x1@8192", {{8, 1, 8192}}}, Bound::kRead, true, .9, .9, .9},
-      {{"decode 64x1@2048", {{64, 1, 2048}}}, Bound::kRead, true, .9, .9, .9},
-      {{"decode 1024x1@2048", {{1024, 1, 2048}}},
-       Bound::kRead,
-       true,
-       .9,
-       .9,
-       .9},
-      {{"decode 1x1@32768", {{1, 1, 32768}}}, Bound::kRead, true, .9, .9, .9},
-      {MixedLengths(), Bound::kRead, true, kShown, kShown, kShown},
-      {{"decode 64x1@128", {{64, 1, 128}}}, Bound::kTighter, false, .75, 0, 0},
-      {{"decode 256x1@128", {{256, 1, 128}}},
-       Bound::kTighter,
-       false,
-       .75,
-       0,
-       0},
-      {{"decode 1024x1@128", {{1024, 1, 128}}},
-       Bound::kTighter,
-       false,
-       .75,
-       0,
-       0},
+      {Decode(8, 8192), Bound::kRead, true, .9, .9, .9},
+      {Decode(64, 2048), Bound::kRead, true, .9, .9, .9},
+      {Decode(1024, 2048), Bound::kRead, true, .9, .9, .9},
+      {Decode(1, 32768), Bound::kRead, true, .9, .9, .9},
+      Shown(MixedLengths(), Bound::kRead, true),
+      {Decode(64, 128), Bound::kTighter, false, .75, 0, 0},
+      {Decode(256, 128), Bound::kTighter, false, .75, 0, 0},
+      {Decode(1024, 128), Bound::kTighter, false, .75, 0, 0},
       {{"verify 64x5@2048", {{64, 5, 2048}}}, Bound::kTighter, false, .8, 0, 0},
       {{"prefill 1x4096@4096", {{1, 4096, 4096}}},
        Bound::kPeak,
@@ -101,7 +94,7 @@ const std::vector<Demand>& Demands() {
        .75,
        .8,
        .8},
-      {WindowedPrefill(), Bound::kPeak, false, kShown, kShown, kShown},
+      Shown(WindowedPrefill(), Bound::kPeak, false),
   };
   return demands;
 }
@@ -109,18 +102,8 @@ const std::vector<Demand>& Demands() {
 // What is shown of large GQA groups, whose rows take several register groups.
 const std::vector<Demand>& LargeGroups() {
   static const std::vector<Demand> demands = {
-      {{"decode 64x1@2048", {{64, 1, 2048}}},
-       Bound::kTighter,
-       true,
-       kShown,
-       kShown,
-       kShown},
-      {{"decode 64x1@128", {{64, 1, 128}}},
-       Bound::kTighter,
-       false,
-       kShown,
-       kShown,
-       kShown},
+      Shown(Decode(64, 2048), Bound::kTighter, true),
+      Shown(Decode(64, 128), Bound::kTighter, false),
   };
   return demands;
 }
@@ -128,12 +111,7 @@ const std::vector<Demand>& LargeGroups() {
 // What is shown of blocks of other sizes.
 const std::vector<Demand>& OtherBlocks() {
   static const std::vector<Demand> demands = {
-      {{"decode 64x1@2048", {{64, 1, 2048}}},
-       Bound::kRead,
-       true,
-       kShown,
-       kShown,
-       kShown},
+      Shown(Decode(64, 2048), Bound::kRead, true),
   };
   return demands;
 }
