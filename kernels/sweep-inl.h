@@ -41,6 +41,42 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
   }
 }
 
+// acc += p v of R rows, lane steps [begin, end) of the groups, all dims, pass
+// by pass, `p` the weights from `begin` on, rows p_stride apart; then comes
+// what `onward` names. `on_end` as ValueTile has it.
+template <class Ops, int R, FetchMode kFetch>
+HWY_INLINE void ValuesByPass(const typename Ops::Operand* p, int p_stride,
+                             const std::byte* const* groups, bool on_end,
+                             int begin, int end, float* acc, int acc_floats,
+                             bool fresh, Prefetch& fetch) {
+  const StreamHead onward = fetch.onward;
+  const size_t stride = ValueStride<Ops>(acc_floats);
+  const int vecs = acc_floats / static_cast<int>(kN);
+  constexpr int kVecs = kVecsBeside<R>;
+  const int passes = (vecs + kVecs - 1) / kVecs;
+  for (int i = 0; i < passes; ++i) {
+    const int first = vecs * i / passes;
+    const int next = vecs * (i + 1) / passes;
+    const int width = next - first;
+    constexpr int kSteps = kGroupTokens / Ops::kPack;
+    const std::byte* const* group = groups + begin / kSteps;
+    if constexpr (AsksSoon(kFetch)) {
+      fetch.onward =
+          i + 1 < passes ? ValueHead<Ops>(*group, next, acc_floats) : onward;
+    } else if constexpr (FetchesValuesSoon<Ops>(kFetch)) {
+      // After the last pass, for want of others, its own ones.
+      fetch.onward.line[0] =
+          *group + VecOffset<Ops>(i + 1 < passes ? next : first);
+    }
+    OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
+      ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
+          p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
+          stride, on_end, begin, end, acc + first * static_cast<int>(kN),
+          static_cast<size_t>(acc_floats), fresh, fetch);
+    });
+  }
+}
+
 // Whether Values takes all dims of two or three rows at a time instead of half
 // of the dims of all: what is read stands in one go (Zen 5, head size 128, from
 // DRAM: 2 to 5% faster; 4 rows from L3 slower), and two rows are twice as many
@@ -80,16 +116,44 @@ HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
   }
 }
 
-// acc += p v of R rows, lane steps [begin, end) of the groups, all dims, `p`
-// the weights from `begin` on, rows p_stride apart; then comes what `onward`
-// names. `on_end` as ValueTile has it.
+// Whether Values takes all dims of 16 tokens before any of the next ones. A
+// pass takes some dims of all tokens, so the first one would come to a tile's
+// last line soon after that was asked for; by groups lines are read in the
+// order in which they come (Zen 5, head size 256, from DRAM, in turns: one KV
+// head 5 to 10% faster, four up to 2%, of f16 4 to 6%; from L3 10 to 13%
+// slower). Beside half as many vectors a group of pairs has too few steps (8
+// rows of bf16 from slow DRAM 5 to 13% slower).
+template <class Ops, int R>
+constexpr bool TakesGroups(FetchMode mode) {
+  return kZen5 && mode == kFetchPaced &&
+         (R <= kMaxRows || sizeof(typename Ops::Cache) == sizeof(float));
+}
+
+// The same so. Called: it is long, and other head sizes have no use for it.
+template <class Ops, int R, FetchMode kFetch>
+HWY_NOINLINE void ValuesByGroup(const typename Ops::Operand* p, int p_stride,
+                                const std::byte* const* groups, int begin,
+                                int end, float* acc, int acc_floats, bool fresh,
+                                Prefetch& fetch) {
+  constexpr int kSteps = kGroupTokens / Ops::kPack;
+  const StreamHead onward = fetch.onward;
+  for (int group_end; begin < end; begin = group_end, fresh = false) {
+    group_end = HWY_MIN((begin / kSteps + 1) * kSteps, end);
+    fetch.onward = group_end < end ? ValueHead<Ops>(groups[group_end / kSteps],
+                                                    0, acc_floats)
+                                   : onward;
+    ValuesByPass<Ops, R, kFetch>(p, p_stride, groups, false, begin, group_end,
+                                 acc, acc_floats, fresh, fetch);
+    p += group_end - begin;
+  }
+}
+
+// The same as suits where it comes from.
 template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
                        const std::byte* const* groups, bool on_end, int begin,
                        int end, float* acc, int acc_floats, bool fresh,
                        Prefetch& fetch) {
-  const StreamHead onward = fetch.onward;
-  const size_t stride = ValueStride<Ops>(acc_floats);
   const int vecs = acc_floats / static_cast<int>(kN);
   if constexpr (TakesWideValues<R>(kFetch)) {
     if (vecs == 2 * kMaxVecs) {
@@ -98,29 +162,16 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
       return;
     }
   }
-  constexpr int kVecs = kVecsBeside<R>;
-  const int passes = (vecs + kVecs - 1) / kVecs;
-  for (int i = 0; i < passes; ++i) {
-    const int first = vecs * i / passes;
-    const int next = vecs * (i + 1) / passes;
-    const int width = next - first;
-    constexpr int kSteps = kGroupTokens / Ops::kPack;
-    const std::byte* const* group = groups + begin / kSteps;
-    if constexpr (AsksSoon(kFetch)) {
-      fetch.onward =
-          i + 1 < passes ? ValueHead<Ops>(*group, next, acc_floats) : onward;
-    } else if constexpr (FetchesValuesSoon<Ops>(kFetch)) {
-      // After the last pass, for want of others, its own ones.
-      fetch.onward.line[0] =
-          *group + VecOffset<Ops>(i + 1 < passes ? next : first);
+  if constexpr (TakesGroups<Ops, R>(kFetch)) {
+    // Not where passes take fewer vectors than they could.
+    if (vecs > kMaxVecs && vecs % kMaxVecs == 0) {
+      ValuesByGroup<Ops, R, kFetch>(p, p_stride, groups, begin, end, acc,
+                                    acc_floats, fresh, fetch);
+      return;
     }
-    OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
-      ValueTile<Ops, R, decltype(vectors)::value, kFetch>(
-          p, static_cast<size_t>(p_stride), groups, VecOffset<Ops>(first),
-          stride, on_end, begin, end, acc + first * static_cast<int>(kN),
-          static_cast<size_t>(acc_floats), fresh, fetch);
-    });
   }
+  ValuesByPass<Ops, R, kFetch>(p, p_stride, groups, on_end, begin, end, acc,
+                               acc_floats, fresh, fetch);
 }
 
 // The same over a tile's panels, lane steps [begin, end) of the tile.

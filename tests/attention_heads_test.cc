@@ -87,6 +87,39 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
   }
 }
 
+// Values that take a head's dims in several passes, over 16 tokens or all of a
+// tile: from where windows begin, within such 16, to where contexts end.
+TEST_P(HeadsTest, ValuesOfSeveralPassesAreTheSameBits) {
+  struct Heads {
+    int group;
+    int head_size;
+    int v_head_size;
+  };
+  for (const auto [group, head_size, v_head_size] :
+       {Heads{1, 256, 256}, Heads{4, 64, 192}, Heads{6, 128, 128},
+        Heads{3, 192, 256}, Heads{8, 72, 256}}) {
+    CaseSpec spec;
+    spec.kv_dtype = GetParam();
+    spec.kv_heads = 2;
+    spec.q_heads = group * spec.kv_heads;
+    spec.head_size = head_size;
+    spec.v_head_size = v_head_size;
+    spec.seqs = {{1, 77}, {1, 128}, {1, 200}, {1, 661}, {1, 64}, {1, 15}};
+    spec.masks.resize(spec.seqs.size());
+    spec.masks[2].window_left = 150;
+    spec.masks[3].window_left = 331;
+    const AttentionCase c(spec);
+    for (const Engine& engine : EnginesOfAllTargets()) {
+      SCOPED_TRACE(engine.attention->simd_target());
+      const Engine small = MakeSmallCaches(engine.attention->simd_target());
+      const Output out = c.Run(*small.attention, Together(spec.kv_heads));
+      c.ExpectMatchesReference(out);
+      ExpectSameBits(c.Run(*engine.attention), out, "a small cache");
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // Read as from memory and, now and then, as from a cache, all or half of which
 // K/V fill: often enough to meet both ways of each. Of more than 12 rows, also
 // as more register groups from memory than from a cache.
