@@ -129,21 +129,22 @@ constexpr bool TakesGroups(FetchMode mode) {
          (R <= kMaxRows || sizeof(typename Ops::Cache) == sizeof(float));
 }
 
-// The same so. Called: it is long, and other head sizes have no use for it.
+// The same so, to sums that stand there, as they do where it is paced. Called:
+// it is long, and other head sizes have no use for it.
 template <class Ops, int R, FetchMode kFetch>
 HWY_NOINLINE void ValuesByGroup(const typename Ops::Operand* p, int p_stride,
                                 const std::byte* const* groups, int begin,
-                                int end, float* acc, int acc_floats, bool fresh,
+                                int end, float* acc, int acc_floats,
                                 Prefetch& fetch) {
   constexpr int kSteps = kGroupTokens / Ops::kPack;
   const StreamHead onward = fetch.onward;
-  for (int group_end; begin < end; begin = group_end, fresh = false) {
+  for (int group_end; begin < end; begin = group_end) {
     group_end = HWY_MIN((begin / kSteps + 1) * kSteps, end);
     fetch.onward = group_end < end ? ValueHead<Ops>(groups[group_end / kSteps],
                                                     0, acc_floats)
                                    : onward;
     ValuesByPass<Ops, R, kFetch>(p, p_stride, groups, false, begin, group_end,
-                                 acc, acc_floats, fresh, fetch);
+                                 acc, acc_floats, false, fetch);
     p += group_end - begin;
   }
 }
@@ -166,7 +167,7 @@ HWY_INLINE void Values(const typename Ops::Operand* p, int p_stride,
     // Not where passes take fewer vectors than they could.
     if (vecs > kMaxVecs && vecs % kMaxVecs == 0) {
       ValuesByGroup<Ops, R, kFetch>(p, p_stride, groups, begin, end, acc,
-                                    acc_floats, fresh, fetch);
+                                    acc_floats, fetch);
       return;
     }
   }
