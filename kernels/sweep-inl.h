@@ -120,7 +120,7 @@ HWY_INLINE void WideValues(const typename Ops::Operand* p, int p_stride,
 // pass takes some dims of all tokens, so the first one would come to a tile's
 // last line soon after that was asked for; by groups lines are read in the
 // order in which they come (Zen 5, head size 256, from DRAM, in turns: one KV
-// head 5 to 10% faster, four up to 2%, of f16 4 to 6%; from L3 10 to 13%
+// head 5 to 10% faster, four up to 4%, of f16 3 to 6%; from L3 10 to 13%
 // slower). Beside half as many vectors a group of pairs has too few steps (8
 // rows of bf16 from slow DRAM 5 to 13% slower).
 template <class Ops, int R>
