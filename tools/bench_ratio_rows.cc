@@ -368,8 +368,8 @@ void AddBlockSizeRows(BenchSession* session, const Heads& heads, DType dtype) {
 }
 
 void AddLargeGroupRows(BenchSession* session) {
-  for (const Heads& heads :
-       {Heads{32, 4, 128}, Heads{64, 4, 128}, Heads{64, 8, 64}}) {
+  for (const Heads& heads : {Heads{32, 4, 128}, Heads{64, 4, 128},
+                             Heads{64, 8, 64}, Heads{8, 1, 256}}) {
     for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF16}) {
       AddDemands(session, heads, dtype, LargeGroups());
     }
