@@ -67,6 +67,19 @@ TEST_P(HeadsTest, TogetherOrOneByOneAreTheSameBits) {
   }
 }
 
+// What exceeds the caches, all KV heads together, on all targets.
+void ExpectSameFromMemory(const CaseSpec& spec) {
+  const AttentionCase c(spec);
+  for (const Engine& engine : EnginesOfAllTargets()) {
+    SCOPED_TRACE(engine.attention->simd_target());
+    const Engine small = MakeSmallCaches(engine.attention->simd_target());
+    const Output out = c.Run(*small.attention, Together(spec.kv_heads));
+    c.ExpectMatchesReference(out);
+    ExpectSameBits(c.Run(*engine.attention), out, "a small cache");
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
 // More K/V than the caches hold: contexts of one run, too, are passed as what
 // comes from memory is. With heads past those that go together there.
 TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
@@ -76,15 +89,7 @@ TEST_P(HeadsTest, ContextsThatNoCacheHoldsAreTheSameBits) {
   spec.q_heads = 2 * spec.kv_heads;
   spec.head_size = 128;
   spec.seqs = {{1, 77}, {1, 128}, {2, 200}, {1, 512}, {3, 64}, {1, 1}};
-  const AttentionCase c(spec);
-  for (const Engine& engine : EnginesOfAllTargets()) {
-    SCOPED_TRACE(engine.attention->simd_target());
-    const Engine small = MakeSmallCaches(engine.attention->simd_target());
-    const Output out = c.Run(*small.attention, Together(spec.kv_heads));
-    c.ExpectMatchesReference(out);
-    ExpectSameBits(c.Run(*engine.attention), out, "a small cache");
-    if (HasFailure()) return;
-  }
+  ExpectSameFromMemory(spec);
 }
 
 // Values that take a head's dims in several passes, over 16 tokens or all of a
@@ -108,15 +113,8 @@ TEST_P(HeadsTest, ValuesOfSeveralPassesAreTheSameBits) {
     spec.masks.resize(spec.seqs.size());
     spec.masks[2].window_left = 150;
     spec.masks[3].window_left = 331;
-    const AttentionCase c(spec);
-    for (const Engine& engine : EnginesOfAllTargets()) {
-      SCOPED_TRACE(engine.attention->simd_target());
-      const Engine small = MakeSmallCaches(engine.attention->simd_target());
-      const Output out = c.Run(*small.attention, Together(spec.kv_heads));
-      c.ExpectMatchesReference(out);
-      ExpectSameBits(c.Run(*engine.attention), out, "a small cache");
-      if (HasFailure()) return;
-    }
+    ExpectSameFromMemory(spec);
+    if (HasFailure()) return;
   }
 }
 

@@ -99,7 +99,8 @@ const std::vector<Demand>& Demands() {
   return demands;
 }
 
-// What is shown of large GQA groups, whose rows take several register groups.
+// What is shown of large GQA groups, whose rows take several register groups or
+// one of more rows beside fewer vectors.
 const std::vector<Demand>& LargeGroups() {
   static const std::vector<Demand> demands = {
       Shown(Decode(64, 2048), Bound::kTighter, true),
