@@ -44,16 +44,13 @@ constexpr bool kAsksOnce = kIntelAvx512 || kAvx2;
 // 2 or 5 tokens, 12% in bf16, 14 to 21% in f32).
 constexpr int kTogether = kZen5 ? kGroups : kAsksOnce ? 2 * kGroups : 2;
 
-// How many of them a loop takes whose register tile has kVecs vectors. On Zen 3
-// a run's, but a single group of 3 rows and more two of a 16-bit cache (in
-// turns, 4 rows of bf16 from DRAM 4 to 8% faster).
-template <class Ops, FetchMode kMode, int kVecs>
+// How many of them a loop takes: on Zen 3 a run's, two tiles of f32 where it is
+// a single group's.
+template <class Ops, FetchMode kMode>
 constexpr int kLoopTogether =
-    !kAvx2                                         ? kTogether
-    : !IsNear(kMode)                               ? kGroups
-    : sizeof(typename Ops::Cache) == sizeof(float) ? kTogether
-    : kVecs == kMaxVecs                            ? 2
-                                                   : kGroups;
+    !kAvx2 || (IsNear(kMode) && sizeof(typename Ops::Cache) == sizeof(float))
+        ? kTogether
+        : kGroups;
 
 // Into L2, which takes more misses at a time than L1 does (Zen 4: 27 against 16
 // GB/s a core over random 4 KiB pieces); on Zen 5 it takes fewer (11 to 17
@@ -178,6 +175,45 @@ class Fetcher {
  public:
   static constexpr bool kOn = kMode != kNoFetch;
 
+ private:
+  // Not f32 for one piece at a time, which leaves memory the time that it needs
+  // (verify 2% slower).
+  static constexpr bool kAsksAgain = Ops::kPack == 2;
+  // Lines that a step reads.
+  static constexpr size_t kReads =
+      HWY_MAX(kVecs * kVecBytes<Ops> / 64, size_t{1});
+  // Lines a step of each piece. Near: half of what a register tile reads.
+  static constexpr size_t kLines =
+      IsNear(kMode) ? HWY_MAX(kReads / 2, size_t{1}) : 1;
+  // Near, on Zen 5 four lines at a time (f16: 1% faster than two), once as many
+  // have been read: faster, the CPU would have no room for what is asked for
+  // and drop it, and then be asked for nothing (f16 at twice the pace, 8 rows
+  // from DRAM, in turns: 16 to 20% slower). A line every other step that reads
+  // half of one.
+  static constexpr size_t kStepsOfFetch =
+      !IsNear(kMode)                                 ? 1
+      : kZen5                                        ? 4 / kReads
+      : kAvx2 && kVecs * kVecBytes<Ops> < size_t{64} ? 2
+                                                     : 1;
+  // Lines that go together at a time, near: as many as a register tile reads.
+  static constexpr size_t kSome = !IsNear(kMode) ? 1
+                                  : kAvx2        ? kReads
+                                  : kZen5        ? kStepsOfFetch * kReads
+                                                 : 2 * kLines;
+
+ public:
+  // Steps of a round, which AVX2's loops take at a time, each of them with a
+  // piece of its own, so that none has to look for it: Zen 3 takes 6
+  // instructions a cycle, half of them while the core's other thread runs, and
+  // a step with 4 rows, 4 cycles of multiply-adds, has 18 of them instead of 28
+  // (in turns, from DRAM: f32 and f16 10 to 14% faster, bf16 3%; verify of 5
+  // tokens 10%, bf16 2%; prefill, most of which fetches nothing, 2 steps at a
+  // time, f32 9%, f16 7%). Two steps of pairs would spill beside 6 rows.
+  static constexpr size_t kRound =
+      !kAvx2 ? 1
+      : kOn  ? kLoopTogether<Ops, kMode> * kStepsOfFetch / kSome
+             : 2 / Ops::kPack;
+
   explicit HWY_INLINE Fetcher(Prefetch& fetch)
       : fetch_(fetch),
         one_(fetch.stream[0]),
@@ -201,6 +237,7 @@ class Fetcher {
 
   // `read` is one of the lines that the step reads.
   HWY_INLINE void Step(const std::byte* read) {
+    if constexpr (kAvx2) return;  // by rounds
     if constexpr (kStepsOfFetch > 1) {
       step_ = (step_ + 1) % kStepsOfFetch;
       if (step_ != 0) return;
@@ -233,32 +270,24 @@ class Fetcher {
     }
   }
 
- private:
-  // Not f32 for one piece at a time, which leaves memory the time that it needs
-  // (verify 2% slower).
-  static constexpr bool kAsksAgain = Ops::kPack == 2;
-  // Lines that a step reads.
-  static constexpr size_t kReads =
-      HWY_MAX(kVecs * kVecBytes<Ops> / 64, size_t{1});
-  // Lines a step of each piece. Near: half of what a register tile reads.
-  static constexpr size_t kLines =
-      IsNear(kMode) ? HWY_MAX(kReads / 2, size_t{1}) : 1;
-  // Near, on Zen 5 four lines at a time (f16: 1% faster than two), once as many
-  // have been read: faster, the CPU would have no room for what is asked for
-  // and drop it, and then be asked for nothing (f16 at twice the pace, 8 rows
-  // from DRAM, in turns: 16 to 20% slower). A line every other step that reads
-  // half of one.
-  static constexpr size_t kStepsOfFetch =
-      !IsNear(kMode)                                 ? 1
-      : kZen5                                        ? 4 / kReads
-      : kAvx2 && kVecs * kVecBytes<Ops> < size_t{64} ? 2
-                                                     : 1;
-  // Lines that go together at a time, near: as many as a register tile reads.
-  static constexpr size_t kSome = !IsNear(kMode) ? 1
-                                  : kAvx2        ? kReads
-                                  : kZen5        ? kStepsOfFetch * kReads
-                                                 : 2 * kLines;
+  // Before step `kStep` of a round, and after the last one.
+  template <size_t kStep>
+  HWY_INLINE void BeginStep() {
+    if constexpr (kOn && kStep % kStepsOfFetch == 0) {
+      constexpr size_t kFirst = kStep / kStepsOfFetch * kSome;
+      HWY_UNROLL(4) for (size_t i = 0; i < kSome; ++i) {
+        FetchLine(fetch_.stream[kFirst + i] + at_);
+      }
+    }
+  }
+  HWY_INLINE void EndRound() {
+    if constexpr (kOn) {
+      at_ += fetch_.stride;
+      if (HWY_UNLIKELY(--left_ == 0)) EndPieces();  // of none it wraps
+    }
+  }
 
+ private:
   // At the pace of memory. What is asked for in a burst, at the pace of
   // arithmetic, Zen 5 drops, then waits for what it dropped, and asks for
   // nothing meanwhile. So a step's fetch waits a while after the last one: each
@@ -291,7 +320,7 @@ class Fetcher {
     HWY_UNROLL(4) for (size_t i = 0; i < kSome; ++i) {
       FetchLine(fetch_.stream[turn_ + i] + at_ + zero);
     }
-    turn_ = (turn_ + kSome) % kLoopTogether<Ops, kMode, kVecs>;
+    turn_ = (turn_ + kSome) % kLoopTogether<Ops, kMode>;
     if (turn_ != 0) return;
     at_ += fetch_.stride;
     if (HWY_UNLIKELY(--left_ == 0)) EndPieces();  // of none it wraps

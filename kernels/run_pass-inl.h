@@ -48,10 +48,7 @@ HWY_INLINE Pieces FarPieces(int turns, int rows) {
 template <class Ops>
 HWY_INLINE void PassSingle(RunContext<Ops>& run, const Group& group) {
   if constexpr (kFetches && kAsksOnce) {
-    const bool pair =
-        kLoopTogether<Ops, kFetchNear, kVecsBeside<kMaxRows>> == 2 &&
-        group.rows > 2;
-    AimNext(run, pair ? Pieces::kPaired : Pieces::kTogether);
+    AimNext(run, Pieces::kTogether);
   } else if constexpr (kFetches) {
     AimRun(run);
   }

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "hwy/cache_control.h"
 #include "kernels/args.h"

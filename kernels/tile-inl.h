@@ -18,24 +18,46 @@ struct NoSide {
   explicit HWY_INLINE NoSide(Of) {}
 };
 
-// Steps of a micro-kernel's loop at a time. Plain AVX-512 is short of what its
-// decoders deliver while the core's other thread runs. On Zen 5 softmax fits
-// better beside multiply-adds the fewer other instructions there are (prefill
-// in bf16 2 to 5% faster), as do requests for what a cache holds (contexts of
-// 128 in L3: 4%); loops that fetch from memory gain nothing or lose 1 to 3%. On
-// Zen 3 those of a single group gain 1 to 3%, others of bf16 lose 6 to 16%.
+// Steps of a micro-kernel's loop at a time, but on Zen 3. Plain AVX-512 is
+// short of what its decoders deliver while the core's other thread runs. On Zen
+// 5 softmax fits better beside multiply-adds the fewer other instructions there
+// are (prefill in bf16 2 to 5% faster), as do requests for what a cache holds
+// (contexts of 128 in L3: 4%); loops that fetch from memory gain nothing or
+// lose 1 to 3%.
 template <class Ops, FetchMode kFetch>
-constexpr int kStepUnroll = kVecBytes<Ops> == 2 * sizeof(V)             ? 1
-                            : kIntelAvx512 || (kAvx2 && IsNear(kFetch)) ? 2
-                            : kZen5&& kFetch <= kFetchNear              ? 4
-                                                                        : 1;
+constexpr int kStepUnroll = kVecBytes<Ops> == 2 * sizeof(V) ? 1
+                            : kIntelAvx512                  ? 2
+                            : kZen5&& kFetch <= kFetchNear  ? 4
+                                                            : 1;
+
+// Takes step() until x is at `end`, by rounds of `fetcher`; what is left over
+// fetches nothing. `kUnit`: X's of a step.
+template <size_t kUnit, class Fetcher, class X, class Step>
+HWY_INLINE void RepeatRounds(Fetcher& fetcher, const X* const& x, const X* end,
+                             const Step& step) {
+  constexpr size_t kRound = Fetcher::kRound * kUnit;
+  const X* const last = x + static_cast<size_t>(end - x) / kRound * kRound;
+  while (x != last) {
+    const auto steps = [&]<size_t... kStep>(std::index_sequence<kStep...>)
+        HWY_ATTR __attribute__((always_inline)) {
+      ((fetcher.template BeginStep<kStep>(), step()), ...);
+    };
+    steps(std::make_index_sequence<Fetcher::kRound>());
+    fetcher.EndRound();
+  }
+  HWY_UNROLL(1) while (x != end) step();
+}
 
 // Takes step() until x is at `end`. Of a widened pair it is long enough alone
 // (a Xeon with AMX: prefill in bf16 3% faster).
-template <class Ops, FetchMode kFetch, class X, class Step>
-HWY_INLINE void RepeatStep(const X* const& x, const X* end, const Step& step) {
+template <class Ops, FetchMode kFetch, class Fetcher, class X, class Step>
+HWY_INLINE void RepeatStep(Fetcher& fetcher, const X* const& x, const X* end,
+                           const Step& step) {
   // A pragma takes no template's constant.
-  if constexpr (kStepUnroll<Ops, kFetch> == 4) {
+  if constexpr (kAvx2) {
+    constexpr size_t kUnit = sizeof(typename Ops::Operand) / sizeof(X);
+    RepeatRounds<kUnit>(fetcher, x, end, step);
+  } else if constexpr (kStepUnroll<Ops, kFetch> == 4) {
     HWY_UNROLL(4) while (x != end) step();
   } else if constexpr (kStepUnroll<Ops, kFetch> == 2) {
     HWY_UNROLL(2) while (x != end) step();
@@ -98,7 +120,7 @@ HWY_INLINE void MultiplyKeys(const typename Ops::Operand* HWY_RESTRICT q,
   const auto steps_to = [&](const std::byte* stop) HWY_ATTR
       __attribute__((always_inline)) {
     RepeatStep<Ops, kFetch>(
-        x, stop, [&]() HWY_ATTR __attribute__((always_inline)) {
+        fetcher, x, stop, [&]() HWY_ATTR __attribute__((always_inline)) {
           fetcher.Step(lane[NV - 1] + at);
           ahead.Step();
           const auto from = [&](int v) HWY_ATTR { return lane[v] + at; };
@@ -293,7 +315,7 @@ HWY_NOINLINE void ValueTile(const typename Ops::Operand* HWY_RESTRICT p,
       if (on_end) x_end = p_end;
     }
     RepeatStep<Ops, kFetch>(
-        x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
+        fetcher, x, x_end, [&]() HWY_ATTR __attribute__((always_inline)) {
           HWY_UNROLL(2) for (int i = 0; i < kFetches; ++i) fetcher.Step(lane);
           ahead.Step();
           if constexpr (kSoon) {
