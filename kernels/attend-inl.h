@@ -96,6 +96,20 @@ HWY_INLINE void NoteOrigin(const AttendArgs& args, const RowGroups& groups,
                         static_cast<float>(keys * key_bytes));
 }
 
+// Keys of its runs.
+template <class Ops>
+HWY_INLINE int64_t RunKeysOf(const RowGroups& groups,
+                             const RunContext<Ops>& run) {
+  if constexpr (kAvx2) {
+    return RunKeysOfZen3<Ops>(groups, run.pool_key_bytes + run.pool_value_bytes,
+                              1 << run.args->kv.block_size_log2);
+  } else {
+    return RunKeys<Ops>(
+        groups, static_cast<size_t>(run.ws->steps) * run.pool_key_stride +
+                    run.pool_value_bytes);
+  }
+}
+
 template <class Pool, class Ops>
 HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
                               const RowGroups& groups, const Chunk& chunk,
@@ -113,9 +127,7 @@ HWY_INLINE void PassPartition(const AttendArgs& args, const Workspace<Ops>& ws,
           : kFirstOfPartition;
   RunContext<Ops> run;
   BeginRuns<Pool>(args, ws, run);
-  range.run_keys =
-      RunKeys<Ops>(groups, static_cast<size_t>(ws.steps) * run.pool_key_stride +
-                               run.pool_value_bytes);
+  range.run_keys = RunKeysOf(groups, run);
   range.begin = range.low / range.run_keys * range.run_keys;
   range.all = HWY_MIN(args.partition_end * kPartition, last_row.high);
   const bool tries = TriesOrigin(args, groups);

@@ -27,9 +27,15 @@ constexpr bool AsksSoon(FetchMode mode) {
   return kZen5 ? mode == kFetchPaced : IsNear(mode);
 }
 
-// Pieces of memory side by side: one, two, or kTogether of which a step takes
-// some in turn; far, one of them or two.
-enum class Pieces : uint8_t { kAlone, kPaired, kTogether, kTogetherByTwo };
+// Pieces of memory side by side: one, two, or kTogether or as many as a tile
+// has of which a step takes some in turn; far, one of them or two.
+enum class Pieces : uint8_t {
+  kAlone,
+  kPaired,
+  kTogether,
+  kTogetherByTwo,
+  kTile
+};
 
 // Whether what is fetched ahead is asked for once, a line or two a step of many
 // pieces in turn: those that drop no prefetch or, as Zen 3, few (AVX2 there, in
@@ -44,8 +50,8 @@ constexpr bool kAsksOnce = kIntelAvx512 || kAvx2;
 // 2 or 5 tokens, 12% in bf16, 14 to 21% in f32).
 constexpr int kTogether = kZen5 ? kGroups : kAsksOnce ? 2 * kGroups : 2;
 
-// How many of them a loop takes: on Zen 3 a run's, two tiles of f32 where it is
-// a single group's.
+// How many of them a loop takes: on Zen 3 a tile's, but two tiles' of f32 where
+// it is a single group's.
 template <class Ops, FetchMode kMode>
 constexpr int kLoopTogether =
     !kAvx2 || (IsNear(kMode) && sizeof(typename Ops::Cache) == sizeof(float))
@@ -150,7 +156,8 @@ struct Prefetch {
     left = lines;
     if ((kAsksOnce || kZen5) && pieces >= Pieces::kTogether) {
       // Of too few, some are asked for twice.
-      const auto count = HWY_MIN(static_cast<int>(end - next), kTogether);
+      const int most = kAvx2 && pieces == Pieces::kTile ? kGroups : kTogether;
+      const auto count = HWY_MIN(static_cast<int>(end - next), most);
       for (int i = 0; i < kTogether; ++i) stream[i] = next[i % count];
       next += count;
       return;

@@ -107,11 +107,7 @@ struct RowGroups {
 // is a quarter of L2, or half of it where they are dot products: of more tiles
 // most weights are computed beside the next one's scores, but what is fetched
 // meanwhile is to stay there as well (in turns, against the next longer and
-// shorter ones: prefill 0 to 6% and 0 to 3% faster). On Zen 3 a run is a tile,
-// two of f32 for a single group: pages stand anywhere in 512 KiB of L2, and
-// what is fetched meanwhile is to stay there (in turns, against twice as much:
-// decode in 16 bits 3 to 8%, verify 1 to 6% faster; four times as much: decode
-// 12% slower still).
+// shorter ones: prefill 0 to 6% and 0 to 3% faster).
 template <class Ops>
 HWY_INLINE int64_t RunKeys(const RowGroups& groups, size_t group_bytes) {
   if constexpr (kZen5) {
@@ -124,17 +120,34 @@ HWY_INLINE int64_t RunKeys(const RowGroups& groups, size_t group_bytes) {
     }
     return keys;
   }
-  if (kAvx2) {
-    const bool two =
-        groups.count == 1 && sizeof(typename Ops::Cache) == sizeof(float);
-    return two ? 2 * kKeyTile : kKeyTile;
-  }
   if (kIntelAvx512 && groups.count == 1) return kRunKeys / 4;
   constexpr int kFew = Ops::kPack == 2 ? 7 : 3;
   const bool halves = kIntelAvx512 && groups.count > 1 && groups.count <= kFew;
   return halves ? kRunKeys / 2 : kRunKeys;
 }
 static_assert(kPartition % (kRunKeys / 4) == 0, "parts of it tile partitions");
+
+// The same on Zen 3: a tile, two of f32 for a single group. Pages stand
+// anywhere in 512 KiB of L2, and what is fetched meanwhile is to stay there (in
+// turns, against twice as much: decode in 16 bits 3 to 8%, verify 1 to 6%
+// faster; four times as much: decode 12% slower still). But for a single group
+// it is a block where those are larger, which else would be read a part of each
+// row at a time (blocks of 128 tokens, decode of 2 and 4 rows: bf16 6 to 14%
+// faster, f32 even; of 256, bf16 0 to 13%, f32 12 to 17%).
+template <class Ops>
+HWY_INLINE int64_t RunKeysOfZen3(const RowGroups& groups, size_t group_bytes,
+                                 int block_size) {
+  if (groups.count > 1) return kKeyTile;
+  constexpr size_t kMostBytes = 256 * 1024;
+  constexpr bool kIsF32 = sizeof(typename Ops::Cache) == sizeof(float);
+  constexpr int kLeast = kIsF32 ? 2 * kKeyTile : kKeyTile;
+  int keys = HWY_MIN(block_size, 4 * kKeyTile);
+  while (keys > kLeast &&
+         static_cast<size_t>(keys / kGroupTokens) * group_bytes > kMostBytes) {
+    keys /= 2;
+  }
+  return HWY_MAX(keys, kLeast);
+}
 
 // Register groups [begin, end) of every KV head, whose states are at hand
 // together: some of one head's, or all of several heads'.
