@@ -132,8 +132,8 @@ static_assert(kPartition % (kRunKeys / 4) == 0, "parts of it tile partitions");
 // turns, against twice as much: decode in 16 bits 3 to 8%, verify 1 to 6%
 // faster; four times as much: decode 12% slower still). But for a single group
 // it is a block where those are larger, which else would be read a part of each
-// row at a time (blocks of 128 tokens, decode of 2 and 4 rows: bf16 6 to 14%
-// faster, f32 even; of 256, bf16 0 to 13%, f32 12 to 17%).
+// row at a time (blocks of 128 tokens, decode of 2 and 4 rows: 16 bits 6 to 16%
+// faster, f32 even; of 256, 16 bits 0 to 13%, f32 12 to 17%).
 template <class Ops>
 HWY_INLINE int64_t RunKeysOfZen3(const RowGroups& groups, size_t group_bytes,
                                  int block_size) {
