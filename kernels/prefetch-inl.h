@@ -57,6 +57,9 @@ constexpr int kLoopTogether =
     !kAvx2 || (IsNear(kMode) && sizeof(typename Ops::Cache) == sizeof(float))
         ? kTogether
         : kGroups;
+template <class Ops, FetchMode kMode>
+constexpr Pieces kPiecesInTurn =
+    kLoopTogether<Ops, kMode> == kGroups ? Pieces::kTile : Pieces::kTogether;
 
 // Into L2, which takes more misses at a time than L1 does (Zen 4: 27 against 16
 // GB/s a core over random 4 KiB pieces); on Zen 5 it takes fewer (11 to 17
@@ -158,7 +161,7 @@ struct Prefetch {
       // Of too few, some are asked for twice.
       const int most = kAvx2 && pieces == Pieces::kTile ? kGroups : kTogether;
       const auto count = HWY_MIN(static_cast<int>(end - next), most);
-      for (int i = 0; i < kTogether; ++i) stream[i] = next[i % count];
+      for (int i = 0; i < most; ++i) stream[i] = next[i % count];
       next += count;
       return;
     }
@@ -328,7 +331,7 @@ class Fetcher {
     HWY_UNROLL(4) for (size_t i = 0; i < kSome; ++i) {
       FetchLine(fetch_.stream[turn_ + i] + at_ + zero);
     }
-    turn_ = (turn_ + kSome) % kLoopTogether<Ops, kMode>;
+    turn_ = (turn_ + kSome) % kTogether;
     if (turn_ != 0) return;
     at_ += fetch_.stride;
     if (HWY_UNLIKELY(--left_ == 0)) EndPieces();  // of none it wraps

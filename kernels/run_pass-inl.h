@@ -34,7 +34,7 @@ HWY_INLINE int FetchTurns(const RunContext<Ops>& run, int groups) {
 template <class Ops>
 HWY_INLINE Pieces FarPieces(int turns, int rows) {
   if constexpr (kAvx2) {
-    return Pieces::kTile;
+    return kPiecesInTurn<Ops, kFetchFar>;
   } else if constexpr (kIntelAvx512) {
     const bool few = (rows > kMaxRows ? 2 * turns : turns) <= 3;
     return few ? Pieces::kTogetherByTwo : Pieces::kTogether;
@@ -48,8 +48,7 @@ HWY_INLINE Pieces FarPieces(int turns, int rows) {
 template <class Ops>
 HWY_INLINE void PassSingle(RunContext<Ops>& run, const Group& group) {
   if constexpr (kFetches && kAsksOnce) {
-    AimNext(run, kLoopTogether<Ops, kFetchNear> == kGroups ? Pieces::kTile
-                                                           : Pieces::kTogether);
+    AimNext(run, kPiecesInTurn<Ops, kFetchNear>);
   } else if constexpr (kFetches) {
     AimRun(run);
   }
