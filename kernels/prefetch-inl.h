@@ -216,8 +216,8 @@ class Fetcher {
   // piece of its own, so that none has to look for it: Zen 3 takes 6
   // instructions a cycle, presumably half of them while the core's other thread
   // runs, and a step with 4 rows of f16, 4 cycles of multiply-adds, has 17 of
-  // them instead of 28 (in turns, 4 rows from DRAM: f32 6 to 14% faster, f16 5
-  // to 12%, bf16 1 to 5%, but two rows of f32 3% slower; verify of 5 tokens
+  // them instead of 28 (in turns, 4 rows from DRAM: f32 6 to 17% faster, f16 3
+  // to 12%, bf16 0 to 5%, but two rows of f32 3% slower; verify of 5 tokens
   // 10%, bf16 even; prefill, most of which fetches nothing, 2 steps at a time,
   // f32 9%, f16 7%). Two steps of pairs would spill beside 6 rows.
   static constexpr size_t kRound =
