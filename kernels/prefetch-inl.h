@@ -219,7 +219,7 @@ class Fetcher {
   // them instead of 28 (in turns, 4 rows from DRAM: f32 6 to 17% faster, f16 3
   // to 12%, bf16 0 to 5%, but two rows of f32 3% slower; verify of 5 tokens
   // 10%, bf16 even; prefill, most of which fetches nothing, 2 steps at a time,
-  // f32 9%, f16 7%). Two steps of pairs would spill beside 6 rows.
+  // f32 9 to 15%, f16 3 to 7%). Two steps of pairs would spill beside 6 rows.
   static constexpr size_t kRound =
       !kAvx2 ? 1
       : kOn  ? kLoopTogether<Ops, kMode> * kStepsOfFetch / kSome
