@@ -9,14 +9,6 @@
 namespace varlane {
 namespace VARLANE_NS {
 
-// What the tile that begins at `tile_begin` has of keys [low, high).
-HWY_INLINE Span OfTile(int64_t low, int64_t high, int64_t tile_begin) {
-  const int64_t end = HWY_MIN(high - tile_begin, int64_t{kKeyTile});
-  const int64_t begin = HWY_MAX(low - tile_begin, int64_t{0});
-  if (begin >= end) return {0, 0};
-  return {static_cast<int>(begin), static_cast<int>(end)};
-}
-
 // Of a tile that has been weighed: nothing, what every row sees all of, or what
 // some see nothing or a part of.
 enum class Unadded : uint8_t { kNothing, kWhole, kRagged };
@@ -141,7 +133,7 @@ class GroupPass {
     }
     Span spans[R];
     FindSpans(tile, spans);
-    const bool all = DropUnseen(spans);
+    const bool all = DropUnseen(ws_.rows + local_, R, spans);
     AddRagged(tile, spans, all);
   }
 
@@ -203,12 +195,13 @@ class GroupPass {
   HWY_NOINLINE void PassAlike(int tile, int end) {
     Span spans[R];
     for (Span& span : spans) span = {0, end};
-    const bool all = WeighSpans(tile, spans);
+    const bool all = RowsOf(tile).WeighSpans(spans);
     if (HWY_UNLIKELY(!all) || holds_) {
       AddOrHold(tile, spans, all);
       return;
     }
-    AddAlike(tile);
+    SetWeighed(tile, CommonKeys(tile).end);
+    CallAddWeighed();
   }
 
   // Scores of all of a tile and, beside them or before, the weights that wait.
@@ -223,6 +216,7 @@ class GroupPass {
       return false;
     }
   }
+  HWY_NOINLINE bool CallScoresOfWhole(int tile) { return ScoresOfWhole(tile); }
   HWY_INLINE bool SteadyBeside(int tile) {
     if constexpr (!kSoftensApart) {
       if (HWY_LIKELY(waiting_.count() == R)) {
@@ -298,13 +292,13 @@ class GroupPass {
     const Span seen = SeenKeys(tile);
     bool steady = false;
     if ((beside_ || waiting_.any()) && seen.end - seen.begin > kHardlySeen) {
-      steady = ScoresOfWhole(tile);
+      steady = CallScoresOfWhole(tile);
       waiting_.Clear();
     } else {
       waiting_.Finish();
       if (seen.end != 0) ScoresOf(tile, seen.begin, seen.end);
     }
-    MaskOutside(spans);
+    MaskOutside(spans, R, scores_);
     if (HWY_LIKELY(steady) || MoveMaxima(tile)) {
       waiting_.Set(UnweighedOf(tile), R);
       SetWeighed(tile, EndsAlike(tile) ? seen.end : kKeyTile);
@@ -313,68 +307,26 @@ class GroupPass {
     PassSpans(tile, spans);
   }
 
-  // Scores of what rows do not see become -inf: they have no weight.
-  HWY_INLINE void MaskOutside(const Span* spans) {
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      float* scores = scores_ + r * kKeyTile;
-      V masked[kTileVecs];
-      if (HWY_LIKELY(spans[r].end != 0)) {
-        LoadMasked(spans[r].begin, spans[r].end, scores, masked);
-      } else {
-        for (V& none : masked) none = Broadcast(kMinusInf);
-      }
-      StoreScores(masked, scores);
-    }
-  }
-
   // What each row sees of a tile whose scores are computed.
   HWY_INLINE void PassSpans(int tile, Span* spans) {
-    const bool all = WeighSpans(tile, spans);
+    const bool all = RowsOf(tile).WeighSpans(spans);
     AddOrHold(tile, spans, all);
   }
 
-  // Weights of what each row sees of a tile. A row that has seen no score above
-  // -inf yet has none: its span becomes empty, and this false.
-  HWY_NOINLINE bool WeighSpans(int tile, Span* spans) {
-    const SoftenRows<Ops, R> soften(UnweighedOf(tile));
-    bool all = true;
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      if (spans[r].end == 0) continue;
-      float* scores = scores_ + r * kKeyTile;
-      V masked[kTileVecs];
-      LoadMasked(spans[r].begin, spans[r].end, scores, masked);
-      if (HWY_UNLIKELY(!Stays(ws_.rows[local_ + r], Highest(masked)))) {
-        StoreScores(masked, scores);
-        if (!MoveMaximumAt(tile, r)) {
-          spans[r] = {0, 0};
-          all = false;
-          continue;
-        }
-      }
-      soften.RowOf(r, masked, scores);
-    }
-    return all;
-  }
-
   HWY_INLINE void FindSpans(int tile, Span* spans) const {
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      spans[r] = OfTile(place_[r].low, place_[r].high, TileBegin(tile));
-    }
+    VARLANE_NS::FindSpans(place_, R, TileBegin(tile), spans);
   }
 
-  // Rows that have seen no score above -inf yet have no weights: their spans
-  // become empty, and this false.
-  HWY_INLINE bool DropUnseen(Span* spans) const {
-    bool all = true;
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) {
-      if (ws_.rows[local_ + r].max != kMinusInf) continue;
-      spans[r] = {0, 0};
-      all = false;
+  // Scores of a part of a tile. Called: it is long, and most are whole.
+  HWY_NOINLINE void ScoresOf(int tile, int begin, int end) {
+    constexpr int kLane = static_cast<int>(kN);
+    if constexpr (kVecsBeside<R> == kTileVecs) {
+      if (begin < kLane && end > kKeyTile - kLane) {  // of all its vectors
+        Steady<NoSide>(tile, {});
+        if (HWY_UNLIKELY(modified_)) Modify(tile);
+        return;
+      }
     }
-    return all;
-  }
-
-  HWY_INLINE void ScoresOf(int tile, int begin, int end) {
     AimOnward(tile);
     Scores<Ops, R, kFetch>(q_, pages_.k + tile * kGroups, run_.key_stride,
                            static_cast<size_t>(ws_.steps), begin, end, scores_,
@@ -388,24 +340,16 @@ class GroupPass {
                       scores_);
   }
 
-  // Moves the rows' reference maxima where they must; false where a row has
-  // seen no score above -inf yet.
-  HWY_NOINLINE bool MoveMaxima(int tile) {
-    bool all = true;
-    HWY_UNROLL(1) for (int r = 0; r < R; ++r) all &= MoveMaximumOf(tile, r);
-    return all;
+  // Of a tile whose scores are computed.
+  HWY_INLINE ScoredRows<Ops> RowsOf(int tile) {
+    const auto add = [](void* pass, int of) HWY_ATTR {
+      static_cast<GroupPass*>(pass)->CallAddValues(of * kTileSteps<Ops>);
+    };
+    return {R,    UnweighedOf(tile), scores_, ws_.rows + local_,
+            acc_, ws_.acc_floats,    add,     this,
+            tile};
   }
-  HWY_INLINE bool MoveMaximumOf(int tile, int r) {
-    // A rescale must find the values of the tiles before already added.
-    const auto before = [&]() HWY_ATTR { AddValues(tile * kTileSteps<Ops>); };
-    return MoveMaximum<Ops>(scores_ + r * kKeyTile, Scale(),
-                            ws_.rows[local_ + r],
-                            ws_.lanes + (local_ + r) * kLanes,
-                            acc_ + r * ws_.acc_floats, ws_.acc_floats, before);
-  }
-  HWY_NOINLINE bool MoveMaximumAt(int tile, int r) {
-    return MoveMaximumOf(tile, r);
-  }
+  HWY_NOINLINE bool MoveMaxima(int tile) { return RowsOf(tile).MoveMaxima(); }
 
   HWY_INLINE void AddOrHold(int tile, const Span* spans, bool all) {
     if (holds_) {
@@ -426,13 +370,13 @@ class GroupPass {
     const Span some = {seen.begin / kPack, (seen.end + kPack - 1) / kPack};
     const bool any = all && common.begin < common.end;
     if (!any || common.begin != 0) {
-      AddValues(first);
+      CallAddValues(first);
       AddEdge(tile, spans, {some.begin, any ? common.begin : some.end});
       if (!any) BeginSums();
       added_ = first + common.begin;
     }
     if (any) {
-      AddValues(first + common.end);
+      CallAddValues(first + common.end);
       AddEdge(tile, spans, {common.end, some.end});
     }
     added_ = steps_ = first + kTileSteps<Ops>;
@@ -490,6 +434,9 @@ class GroupPass {
     fresh_ = false;
   }
 
+  // Called where it is rare: it is long.
+  HWY_NOINLINE void CallAddValues(int end) { AddValues(end); }
+
   // Rows have weights up to `end` of a tile.
   HWY_INLINE void SetWeighed(int tile, int end) {
     steps_ = tile * kTileSteps<Ops> + end / kPack;
@@ -504,6 +451,10 @@ class GroupPass {
     AddValues(steps_);
     if (HWY_LIKELY(!half_)) return;
     AddHalf();
+  }
+  HWY_INLINE void CallAddWeighed() {
+    CallAddValues(steps_);
+    if (HWY_UNLIKELY(half_)) AddHalf();
   }
   // The even one of a pair of tokens, rows' last.
   HWY_NOINLINE void AddHalf() {

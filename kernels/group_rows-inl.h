@@ -27,35 +27,38 @@ HWY_NOINLINE void AddRows(RunContext<Ops>& run, const Group& group, int tile,
       .AddTile(tile, unadded);
 }
 
-// What pass(integral_constant<int, rows>) returns: a group's rows as a
-// constant.
-template <int kMax, class Pass>
+// What pass(integral_constant<int, rows>) returns: a group's rows, kLeast to
+// kMost of them, as a constant.
+template <int kLeast, int kMost, class Pass>
 HWY_INLINE auto OfRows(int rows, const Pass& pass) {
-  if constexpr (kMax > 1) {
-    if (rows < kMax) return OfRows<kMax - 1>(rows, pass);
+  if constexpr (kMost > kLeast) {
+    if (rows < kMost) return OfRows<kLeast, kMost - 1>(rows, pass);
   }
-  return pass(std::integral_constant<int, kMax>());
+  return pass(std::integral_constant<int, kMost>());
+}
+// The same of one of several groups.
+template <class Ops, class Pass>
+HWY_INLINE auto OfRowsOfSeveral(int rows, const Pass& pass) {
+  return OfRows<kLeastOfSeveral<Ops>, kMostOfSeveral<Ops>>(rows, pass);
 }
 
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void PassUpToRows(RunContext<Ops>& run, const Group& group) {
-  constexpr int kMost =  // near, a single group's
-      kFetch == kFetchNear ? kMostRows<Ops> : kMostOfSeveral<Ops>;
-  OfRows<kMost>(group.rows, [&](auto rows) HWY_ATTR {
+  OfRowsOfSeveral<Ops>(group.rows, [&](auto rows) HWY_ATTR {
     PassRows<Ops, decltype(rows)::value, kFetch>(run, group);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE Unadded WeighUpToRows(RunContext<Ops>& run, const Group& group,
                                  int tile) {
-  return OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+  return OfRowsOfSeveral<Ops>(group.rows, [&](auto rows) HWY_ATTR {
     return WeighRows<Ops, decltype(rows)::value, kFetch>(run, group, tile);
   });
 }
 template <class Ops, FetchMode kFetch>
 HWY_INLINE void AddUpToRows(RunContext<Ops>& run, const Group& group, int tile,
                             Unadded unadded) {
-  OfRows<kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+  OfRowsOfSeveral<Ops>(group.rows, [&](auto rows) HWY_ATTR {
     AddRows<Ops, decltype(rows)::value, kFetch>(run, group, tile, unadded);
   });
 }

@@ -300,7 +300,7 @@ HWY_INLINE void PassRunByHeads(RunContext<Ops>& run, const RowGroups& groups,
       ShiftPages(*run.args, *pages, first + heads.count, after);
       run.next = &after;
     }
-    OfRows<kMostRows<Ops>>(groups.rows, [&](auto r) HWY_ATTR {
+    OfRows<1, kMostRows<Ops>>(groups.rows, [&](auto r) HWY_ATTR {
       constexpr int kRows = decltype(r)::value;
       if (run.from_memory) {
         PassHeadsPaced<Ops, kRows>(run, groups, chunk, opening, heads);

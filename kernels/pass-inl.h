@@ -43,7 +43,9 @@
 #include "kernels/fetch-inl.h"
 // After fetch-inl.h:
 #include "kernels/sweep-inl.h"
-// After sweep-inl.h:
+// After workspace-inl.h:
+#include "kernels/scored_rows-inl.h"
+// After scored_rows-inl.h:
 #include "kernels/group_pass-inl.h"
 // After group_pass-inl.h:
 #include "kernels/group_rows-inl.h"

@@ -33,7 +33,7 @@ constexpr bool kMayGoTogether = kZen5 && !kConverts<Ops>;
 // does not hold, which each group reads anew (16/1/576/512: 10% faster and 9%
 // slower).
 template <class Ops>
-HWY_INLINE bool WouldBeThree(int rows, int head_size) {
+HWY_INLINE constexpr bool WouldBeThree(int rows, int head_size) {
   constexpr int kL1Bytes = 48 << 10;
   constexpr int kElement = static_cast<int>(sizeof(typename Ops::Cache));
   return kMayGoTogether<Ops> && rows > 2 * kMaxRows && rows <= 3 * kMaxRows &&
@@ -46,7 +46,8 @@ HWY_INLINE bool WouldBeThree(int rows, int head_size) {
 // head sizes up to 64 (while memory is slow 4 to 9% faster, while it is quick 5
 // to 6% slower; from a cache 17 to 27% faster).
 template <class Ops>
-HWY_INLINE int TileRowsOfZen5(int rows, int head_size, bool from_memory) {
+HWY_INLINE constexpr int TileRowsOfZen5(int rows, int head_size,
+                                        bool from_memory) {
   if (from_memory && WouldBeThree<Ops>(rows, head_size)) return (rows + 3) / 4;
   int most = kMostRows<Ops>;
   if (Ops::kPack == 2 && from_memory) most = head_size <= 64 ? kMaxRows : 8;
@@ -60,7 +61,8 @@ HWY_INLINE int TileRowsOfZen5(int rows, int head_size, bool from_memory) {
 // 6% faster). Its dot product takes 6 only where a few groups become fewer: 5
 // rows are one, 10 are two; Zen 5's always (verify 6% faster, chunk 3%).
 template <class Ops>
-HWY_INLINE int TileRows(int rows, int group, int head_size, bool from_memory) {
+HWY_INLINE constexpr int TileRows(int rows, int group, int head_size,
+                                  bool from_memory) {
   if constexpr (kZen5) {
     return TileRowsOfZen5<Ops>(rows, head_size, from_memory);
   }
@@ -80,7 +82,7 @@ struct RowGroups {
   int count;  // of one KV head
   int least;  // rows of a group;
   int extra;  // the first so many have one more
-  HWY_INLINE RowGroups(int num_rows, int num_heads, int most)
+  HWY_INLINE constexpr RowGroups(int num_rows, int num_heads, int most)
       : rows(num_rows),
         heads(num_heads),
         count((num_rows + most - 1) / most),
@@ -94,6 +96,30 @@ struct RowGroups {
   static constexpr int kMany = 7;
   HWY_INLINE bool many() const { return count >= kMany; }
 };
+
+// Rows of one of several register groups, at least, so that none is compiled
+// for fewer.
+template <class Ops>
+constexpr int LeastOfSeveral() {
+  int least = kMostRows<Ops>;
+  const auto cut = [&](int rows, int most) {
+    const RowGroups groups(rows, 1, most);
+    if (groups.count > 1) least = HWY_MIN(least, groups.least);
+  };
+  // Those of more rows have more each.
+  for (int rows = 1; rows <= 4 * kMostRows<Ops>; ++rows) {
+    cut(rows, kMaxRows);  // of tiles that are widened
+    for (const int group : {1, 4}) {
+      for (const int head_size : {8, 72, 576}) {
+        cut(rows, TileRows<Ops>(rows, group, head_size, false));
+        cut(rows, TileRows<Ops>(rows, group, head_size, true));
+      }
+    }
+  }
+  return least;
+}
+template <class Ops>
+constexpr int kLeastOfSeveral = LeastOfSeveral<Ops>();
 
 // Keys of a run that `groups` pass, where 16 tokens take `group_bytes` of K and
 // V. A single group on Intel's CPUs takes a quarter, so that all KV heads of a

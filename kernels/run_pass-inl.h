@@ -52,7 +52,10 @@ HWY_INLINE void PassSingle(RunContext<Ops>& run, const Group& group) {
   } else if constexpr (kFetches) {
     AimRun(run);
   }
-  PassUpToRows<Ops, kFetches ? kFetchNear : kNoFetch>(run, group);
+  OfRows<1, kMostRows<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+    PassRows<Ops, decltype(rows)::value, kFetches ? kFetchNear : kNoFetch>(
+        run, group);
+  });
 }
 
 // Several bring the next run into L2 for all of them: the last ones of many, so
@@ -182,7 +185,7 @@ HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
       const Group group(groups, chunk, head, g);
       OpenTile(run, groups, chunk, opening, head, group, tile);
       waits[group.slot] =
-          OfRows<kMostOfSeveral<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+          OfRowsOfSeveral<Ops>(group.rows, [&](auto rows) HWY_ATTR {
             constexpr int kRows = decltype(rows)::value;
             return WeighTogether<Ops, kRows>(run, group, tile, waiting);
           });
@@ -191,7 +194,7 @@ HWY_INLINE void PassTogether(RunContext<Ops>& run, const RowGroups& groups,
     for (int g = chunk.begin; g < chunk.end; ++g) {
       const Group group(groups, chunk, head, g);
       if (!waits[group.slot]) continue;
-      OfRows<kMostOfSeveral<Ops>>(group.rows, [&](auto rows) HWY_ATTR {
+      OfRowsOfSeveral<Ops>(group.rows, [&](auto rows) HWY_ATTR {
         AddTogether<Ops, decltype(rows)::value>(run, group, tile, waiting);
       });
     }

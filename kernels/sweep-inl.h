@@ -13,6 +13,8 @@ template <int kMost = kMaxVecs, class Tile>
 HWY_INLINE void OfWidth(int width, const Tile& tile) {
   if constexpr (kMost == 4) {
     if (width == 4) return tile(std::integral_constant<int, 4>());
+  }
+  if constexpr (kMost >= 3) {
     if (width == 3) return tile(std::integral_constant<int, 3>());
   }
   if (width == 2) return tile(std::integral_constant<int, 2>());
@@ -20,7 +22,7 @@ HWY_INLINE void OfWidth(int width, const Tile& tile) {
 }
 
 // Scores of R rows for the vectors of keys that hold [begin, end) of the tile
-// whose groups stand at `groups`.
+// whose groups stand at `groups`: not all of it where one sweep would do.
 template <class Ops, int R, FetchMode kFetch>
 HWY_INLINE void Scores(const typename Ops::Operand* q,
                        const std::byte* const* groups, size_t stride,
@@ -34,7 +36,7 @@ HWY_INLINE void Scores(const typename Ops::Operand* q,
     for (int i = 0; i < width; ++i) {
       k[i] = KeyLane<Ops>(groups, v + i);
     }
-    OfWidth<kVecs>(width, [&](auto vectors) HWY_ATTR {
+    OfWidth<HWY_MIN(kVecs, kTileVecs - 1)>(width, [&](auto vectors) HWY_ATTR {
       ScoreTile<Ops, R, decltype(vectors)::value, kFetch>(
           q, k, stride, steps, scores + v * static_cast<int>(kN), fetch);
     });
@@ -184,7 +186,7 @@ HWY_INLINE void PanelValues(const typename Ops::Operand* p, int p_stride,
   constexpr int kWidth = kMaxVecs * static_cast<int>(kN);
   panel += static_cast<size_t>(begin) * kPanelStride<Ops>;
   for (int i = 0; i < acc_floats; i += kWidth, panel += kPanelBytes<Ops>) {
-    ValueTile<Ops, R, kMaxVecs, kFetch>(
+    ValueTile<Ops, R, kMaxVecs, kFetch, 1, true>(
         p, static_cast<size_t>(p_stride), &panel, 0, kPanelStride<Ops>, true, 0,
         end - begin, acc + i, static_cast<size_t>(acc_floats), fresh, fetch);
   }
