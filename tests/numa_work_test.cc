@@ -80,10 +80,11 @@ TEST_F(NumaWorkTest, WorkersAreOnTheCpusOfTheirNode) {
 class Step {
  public:
   static constexpr int kHeads = 8;
-  static constexpr int kContext = 320;
+  static constexpr int kMostContext = 320;
 
   struct Options {
     int num_seqs;
+    int context = kMostContext;
     int num_chunks = 1;  // the first sequences; the others decode
     bool shard_heads = false;
   };
@@ -99,15 +100,15 @@ class Step {
     for (int i = 0; i < options.num_seqs; ++i) {
       const SeqId seq = pool_->CreateSequence(
           {.home_node = homes[static_cast<size_t>(i) % homes.size()]});
-      const Result<Admission> grown = pool_->Append(seq, kContext);
+      const Result<Admission> grown = pool_->Append(seq, options.context);
       EXPECT_TRUE(grown.ok() && grown->admitted());
       tables_.resize(tables_.size() + kTableSize);
       EXPECT_TRUE(IsOk(
           pool_->CopyBlockTable(seq, std::span(tables_).last(kTableSize))));
       const int q_len = i < options.num_chunks ? 24 : 1;
       cu_seqlens_q_.push_back(cu_seqlens_q_.back() + q_len);
-      seq_lens_.push_back(kContext);
-      Write(seq, i);
+      seq_lens_.push_back(options.context);
+      Write(seq, i, options.context);
     }
     q_ = RandomRows(0, cu_seqlens_q_.back(), kHeads * 64);
   }
@@ -131,14 +132,14 @@ class Step {
   }
 
  private:
-  static constexpr size_t kTableSize = kContext / kNumaLayout.block_size;
+  static constexpr size_t kTableSize = kMostContext / kNumaLayout.block_size;
 
-  void Write(SeqId seq, int i) {
-    std::vector<int64_t> slots(kContext);
+  void Write(SeqId seq, int i, int context) {
+    std::vector<int64_t> slots(static_cast<size_t>(context));
     EXPECT_TRUE(IsOk(pool_->CopySlotMapping(seq, 0, slots)));
     const auto seed = static_cast<uint64_t>(i);
-    const std::vector<float> k = RandomRows(1000 + seed, kContext, 4 * 64);
-    const std::vector<float> v = RandomRows(2000 + seed, kContext, 4 * 64);
+    const std::vector<float> k = RandomRows(1000 + seed, context, 4 * 64);
+    const std::vector<float> v = RandomRows(2000 + seed, context, 4 * 64);
     EXPECT_TRUE(IsOk(
         attention_->WriteKv(pool_->view(), 0, {k.data()}, {v.data()}, slots)));
   }
@@ -169,12 +170,15 @@ TEST_F(NumaWorkTest, SequencesGetHomesInTurn) {
 TEST_F(NumaWorkTest, BitsAreThoseOfOneNode) {
   const auto one = OneNodeRuntime(1);
   ASSERT_NE(one, nullptr);
+  // Two tiles: an emulated machine multiplies slowly.
+  Step::Options options = {.num_seqs = 12, .context = 128};
   LaunchReport report;
   const std::vector<float> expected =
-      Step(one.get(), {-1}, {.num_seqs = 12}).Run({}, &report);
+      Step(one.get(), {-1}, options).Run({}, &report);
   ASSERT_TRUE(CanShard());
   for (const bool shard_heads : {false, true}) {
-    Step step(runtime(), {-1}, {.num_seqs = 12, .shard_heads = shard_heads});
+    options.shard_heads = shard_heads;
+    Step step(runtime(), {-1}, options);
     for (const OwnerPattern owner : kOwnerPatterns) {
       for (const bool follow_homes : {true, false}) {
         EXPECT_EQ(
