@@ -195,13 +195,14 @@ class GroupPass {
   HWY_NOINLINE void PassAlike(int tile, int end) {
     Span spans[R];
     for (Span& span : spans) span = {0, end};
-    const bool all = RowsOf(tile).WeighSpans(spans);
+    const bool all = RowsOf(tile).WeighSpans(spans, AddsBefore(tile));
     if (HWY_UNLIKELY(!all) || holds_) {
       AddOrHold(tile, spans, all);
       return;
     }
     SetWeighed(tile, CommonKeys(tile).end);
-    CallAddWeighed();
+    CallAddValues(steps_);
+    if (HWY_UNLIKELY(half_)) AddHalf();
   }
 
   // Scores of all of a tile and, beside them or before, the weights that wait.
@@ -309,7 +310,7 @@ class GroupPass {
 
   // What each row sees of a tile whose scores are computed.
   HWY_INLINE void PassSpans(int tile, Span* spans) {
-    const bool all = RowsOf(tile).WeighSpans(spans);
+    const bool all = RowsOf(tile).WeighSpans(spans, AddsBefore(tile));
     AddOrHold(tile, spans, all);
   }
 
@@ -320,17 +321,15 @@ class GroupPass {
   // Scores of a part of a tile. Called: it is long, and most are whole.
   HWY_NOINLINE void ScoresOf(int tile, int begin, int end) {
     constexpr int kLane = static_cast<int>(kN);
-    if constexpr (kVecsBeside<R> == kTileVecs) {
-      if (begin < kLane && end > kKeyTile - kLane) {  // of all its vectors
-        Steady<NoSide>(tile, {});
-        if (HWY_UNLIKELY(modified_)) Modify(tile);
-        return;
-      }
+    const bool all_vecs = begin < kLane && end > kKeyTile - kLane;
+    if (kVecsBeside<R> == kTileVecs && all_vecs) {
+      Steady<NoSide>(tile, {});
+    } else {
+      AimOnward(tile);
+      Scores<Ops, R, kFetch>(q_, pages_.k + tile * kGroups, run_.key_stride,
+                             static_cast<size_t>(ws_.steps), begin, end,
+                             scores_, run_.score_fetch);
     }
-    AimOnward(tile);
-    Scores<Ops, R, kFetch>(q_, pages_.k + tile * kGroups, run_.key_stride,
-                           static_cast<size_t>(ws_.steps), begin, end, scores_,
-                           run_.score_fetch);
     if (HWY_UNLIKELY(modified_)) Modify(tile);
   }
 
@@ -341,15 +340,16 @@ class GroupPass {
   }
 
   // Of a tile whose scores are computed.
-  HWY_INLINE ScoredRows<Ops> RowsOf(int tile) {
-    const auto add = [](void* pass, int of) HWY_ATTR {
-      static_cast<GroupPass*>(pass)->CallAddValues(of * kTileSteps<Ops>);
-    };
-    return {R,    UnweighedOf(tile), scores_, ws_.rows + local_,
-            acc_, ws_.acc_floats,    add,     this,
-            tile};
+  HWY_INLINE ScoredRows<Ops> RowsOf(int tile) const {
+    return {R, UnweighedOf(tile), acc_, ws_.acc_floats};
   }
-  HWY_NOINLINE bool MoveMaxima(int tile) { return RowsOf(tile).MoveMaxima(); }
+  // What adds the values of the tiles before.
+  HWY_INLINE auto AddsBefore(int tile) {
+    return [this, tile]() HWY_ATTR { CallAddValues(tile * kTileSteps<Ops>); };
+  }
+  HWY_NOINLINE bool MoveMaxima(int tile) {
+    return RowsOf(tile).MoveMaxima(AddsBefore(tile));
+  }
 
   HWY_INLINE void AddOrHold(int tile, const Span* spans, bool all) {
     if (holds_) {
@@ -451,10 +451,6 @@ class GroupPass {
     AddValues(steps_);
     if (HWY_LIKELY(!half_)) return;
     AddHalf();
-  }
-  HWY_INLINE void CallAddWeighed() {
-    CallAddValues(steps_);
-    if (HWY_UNLIKELY(half_)) AddHalf();
   }
   // The even one of a pair of tokens, rows' last.
   HWY_NOINLINE void AddHalf() {

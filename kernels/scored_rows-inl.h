@@ -52,30 +52,32 @@ inline HWY_NOINLINE void MaskOutside(const Span* spans, int rows,
   }
 }
 
-// `count` rows whose scores of a tile are computed.
+// `count` rows whose scores of a tile are computed. A rescale must find the
+// values of the tiles before already added, which is what `before` does.
 template <class Ops>
 struct ScoredRows {
   // Moves the rows' reference maxima where they must; false where a row has
   // seen no score above -inf yet.
-  HWY_NOINLINE bool MoveMaxima() const {
+  HWY_NOINLINE bool MoveMaxima(FunctionRef<void()> before) const {
     bool all = true;
-    HWY_UNROLL(1) for (int r = 0; r < count; ++r) all &= MoveMaximumOf(r);
+    HWY_UNROLL(1)
+    for (int r = 0; r < count; ++r) all &= MoveMaximumOf(r, before);
     return all;
   }
 
   // Weights of what each row sees. A row that has seen no score above -inf yet
   // has none: its span becomes empty, and this false.
-  HWY_NOINLINE bool WeighSpans(Span* spans) const {
+  HWY_NOINLINE bool WeighSpans(Span* spans, FunctionRef<void()> before) const {
     const SoftenRows<Ops, kMostRows<Ops>> soften(unweighed);
     bool all = true;
     HWY_UNROLL(1) for (int r = 0; r < count; ++r) {
       if (spans[r].end == 0) continue;
-      float* of_row = scores + r * kKeyTile;
+      float* of_row = unweighed.scores + r * kKeyTile;
       V masked[kTileVecs];
       LoadMasked(spans[r].begin, spans[r].end, of_row, masked);
-      if (HWY_UNLIKELY(!Stays(states[r], Highest(masked)))) {
+      if (HWY_UNLIKELY(!Stays(unweighed.rows[r], Highest(masked)))) {
         StoreScores(masked, of_row);
-        if (!MoveMaximumAt(r)) {
+        if (!CallMoveMaximumOf(r, before)) {
           spans[r] = {0, 0};
           all = false;
           continue;
@@ -88,24 +90,19 @@ struct ScoredRows {
 
   int count;
   Unweighed<Ops> unweighed;
-  float* scores;     // unweighed's, [count][kKeyTile]
-  RowState* states;  // unweighed's
-  float* acc;        // [count][acc_floats]
+  float* acc;  // [count][acc_floats]
   int acc_floats;
-  // Adds the values of the tiles before this one.
-  void (*add_before)(void* pass, int tile);
-  void* pass;
-  int tile;
 
  private:
-  HWY_INLINE bool MoveMaximumOf(int r) const {
-    // A rescale must find the values of the tiles before already added.
-    const auto before = [&]() HWY_ATTR { add_before(pass, tile); };
-    return MoveMaximum<Ops>(scores + r * kKeyTile, unweighed.scale_log2,
-                            states[r], unweighed.lanes + r * kLanes,
-                            acc + r * acc_floats, acc_floats, before);
+  HWY_INLINE bool MoveMaximumOf(int r, FunctionRef<void()> before) const {
+    return MoveMaximum<Ops>(unweighed.scores + r * kKeyTile,
+                            unweighed.scale_log2, unweighed.rows[r],
+                            unweighed.lanes + r * kLanes, acc + r * acc_floats,
+                            acc_floats, before);
   }
-  HWY_NOINLINE bool MoveMaximumAt(int r) const { return MoveMaximumOf(r); }
+  HWY_NOINLINE bool CallMoveMaximumOf(int r, FunctionRef<void()> before) const {
+    return MoveMaximumOf(r, before);
+  }
 };
 
 }  // namespace VARLANE_NS

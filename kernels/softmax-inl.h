@@ -97,11 +97,11 @@ HWY_INLINE bool Stays(const RowState& state, V high) {
 // Moves a row's reference maximum where the tile's scores demand it, calling
 // `before_rescale` before acc is rescaled. Returns false when every score so
 // far is -inf: there is nothing to add then.
-template <class Ops, class BeforeRescale>
+template <class Ops>
 HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
                             RowState& state, float* HWY_RESTRICT lanes,
                             float* HWY_RESTRICT acc, int acc_floats,
-                            const BeforeRescale& before_rescale) {
+                            FunctionRef<void()> before_rescale) {
   V s[kTileVecs];
   LoadScores(scores, s);
   const V high = Highest(s);
@@ -127,9 +127,9 @@ HWY_INLINE bool MoveMaximum(const float* HWY_RESTRICT scores, float scale_log2,
 // Rows' scores of a tile, and where they become weights.
 template <class Ops>
 struct Unweighed {
-  const float* scores;  // [rows][kKeyTile]
+  float* scores;  // [rows][kKeyTile]
   float scale_log2;
-  const RowState* rows;
+  RowState* rows;
   float* lanes;              // [rows][kLanes]
   typename Ops::Operand* p;  // rows p_stride apart; may be the scores
   int p_stride;

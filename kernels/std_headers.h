@@ -18,6 +18,7 @@
 #include "kernels/args.h"
 #include "kernels/kernel_table.h"
 #include "varlane/dtype.h"
+#include "varlane/function_ref.h"
 #include "varlane/kv_layout.h"
 
 #endif  // VARLANE_KERNELS_STD_HEADERS_H_
