@@ -24,9 +24,9 @@
 // them, and on later versions a name used before its definition would not do.
 #define VARLANE_LATER_X86_TARGETS ((1LL << 3) | (1LL << 4) | (1LL << 6))
 
-// Sanitizer builds (see CMakeLists.txt) do with one target of 128 bits, and
-// with AVX3_BF16 and AVX3_ZEN5 for the bf16 cache alone (1), or without AVX-512
-// (2): what threads share is the same on every target.
+// Sanitizer and fuzzing builds (see CMakeLists.txt) do with one target of 128
+// bits, and with AVX3_BF16 and AVX3_ZEN5 for the bf16 cache alone (1), or
+// without AVX-512 (2): what threads share is the same on every target.
 #ifndef VARLANE_FEWER_TARGETS
 #define VARLANE_FEWER_TARGETS 0
 #endif

@@ -16,6 +16,7 @@
 #include "tests/testing/attention_case.h"
 #include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -269,7 +270,7 @@ TEST(AttentionTensorTest, OutputPastTheCachesIsTheSameBits) {
   for (const DType out : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const int v_head_size : {128, 72, 576}) {
       CaseSpec spec;
-      spec.seqs = {{40, 1300}, {5, 40}, {1, 90}};
+      spec.seqs = {{Operations(40, 12), 1300}, {5, 40}, {1, 90}};
       spec.v_head_size = v_head_size;
       spec.out_dtype = out;
       const AttentionCase c(spec);

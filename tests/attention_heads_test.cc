@@ -16,6 +16,7 @@
 #include "tests/testing/attention_case.h"
 #include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
+#include "tests/testing/sanitizers.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {
@@ -125,7 +126,7 @@ void CheckWhereKvComesFrom(const AttentionCase& c, const PlanOptions& plan,
                            const Output& expected, const std::string& what) {
   for (const int times : {1, 2}) {
     const Engine engine = MakeCaches(times * expected.report.kv_bytes);
-    for (int launch = 0; launch < 40; ++launch) {
+    for (int launch = 0; launch < Operations(40, 16); ++launch) {
       ExpectSameBits(c.Run(*engine.attention, plan), expected,
                      what + ", a cache " + std::to_string(times) +
                          " times as large, launch " + std::to_string(launch));

@@ -26,7 +26,7 @@ if(MODE STREQUAL "subdirectory")
   endif()
   run(${CMAKE_COMMAND} -S ${consumer} -B ${build} ${common}
     -D VARLANE_SUBDIRECTORY=${SOURCE_DIR} -D BUILD_SHARED_LIBS=${shared}
-    -D VARLANE_INSTALL=ON)
+    -D VARLANE_INSTALL=ON -D CMAKE_CXX_FLAGS=-DVARLANE_FEWER_TARGETS=2)
   run(${CMAKE_COMMAND} --build ${build} --parallel 2)
   run(${build}/example_service)
   return()
