@@ -80,7 +80,7 @@ TEST_F(NumaWorkTest, WorkersAreOnTheCpusOfTheirNode) {
 class Step {
  public:
   static constexpr int kHeads = 8;
-  static constexpr int kMostContext = 320;
+  static constexpr int kMostContext = 160;
 
   struct Options {
     int num_seqs;
@@ -105,7 +105,7 @@ class Step {
       tables_.resize(tables_.size() + kTableSize);
       EXPECT_TRUE(IsOk(
           pool_->CopyBlockTable(seq, std::span(tables_).last(kTableSize))));
-      const int q_len = i < options.num_chunks ? 24 : 1;
+      const int q_len = i < options.num_chunks ? 16 : 1;
       cu_seqlens_q_.push_back(cu_seqlens_q_.back() + q_len);
       seq_lens_.push_back(options.context);
       Write(seq, i, options.context);
@@ -171,7 +171,7 @@ TEST_F(NumaWorkTest, BitsAreThoseOfOneNode) {
   const auto one = OneNodeRuntime(1);
   ASSERT_NE(one, nullptr);
   // Two tiles: an emulated machine multiplies slowly.
-  Step::Options options = {.num_seqs = 12, .context = 128};
+  Step::Options options = {.num_seqs = 8, .context = 128};
   LaunchReport report;
   const std::vector<float> expected =
       Step(one.get(), {-1}, options).Run({}, &report);

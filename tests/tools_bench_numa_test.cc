@@ -9,7 +9,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
+#include <utility>
 
 #include "tests/testing/files.h"
 #include "tests/testing/testing.h"
@@ -17,11 +19,12 @@
 namespace varlane::tools {
 namespace {
 
-Result<BenchNumaResult> Measure(const std::string& topology) {
+Result<BenchNumaResult> Measure(const std::string& topology,
+                                int64_t node_bytes = int64_t{8} << 20) {
   BenchNumaOptions options;
   options.quick = true;
   options.seconds = 1e-6;
-  options.node_bytes = int64_t{8} << 20;
+  options.node_bytes = node_bytes;
   options.runtime.topology = topology;
   return BenchNuma(options);
 }
@@ -62,6 +65,16 @@ TEST(BenchNumaTest, RowsHoldNumbersOrAReason) {
     const BenchRow* const row = FindRow(*result, name);
     ASSERT_NE(row, nullptr) << name;
     EXPECT_NE(row->reason.find("one NUMA node"), std::string::npos) << name;
+  }
+}
+
+// A whole sequence of 2048 tokens is 4 MiB.
+TEST(BenchNumaTest, NoMoreMemoryIsUsedThanAskedFor) {
+  for (const auto& [asked, used] :
+       {std::pair{5 << 20, 4 << 20}, std::pair{1 << 18, 1 << 18}}) {
+    const Result<BenchNumaResult> result = Measure("", asked);
+    VARLANE_ASSERT_OK(result.status());
+    EXPECT_EQ(result->machine["bytes_a_node"], used) << asked;
   }
 }
 

@@ -17,9 +17,8 @@ namespace varlane::tools {
 namespace {
 
 constexpr int kQueryHeads = 16;
-constexpr int kContext = 2048;
+constexpr int kMostContext = 2048;
 constexpr int kBlockTokens = 16;
-constexpr int kBlocks = kContext / kBlockTokens;  // of a sequence
 constexpr int64_t kMiB = int64_t{1} << 20;
 
 KvLayout Layout() {
@@ -32,32 +31,43 @@ KvLayout Layout() {
   return layout;
 }
 
-int64_t SequenceBytes() { return kBlocks * Layout().block_bytes(); }
+// What each node holds: sequences of as many blocks each.
+struct NodeShare {
+  int num_seqs = 0;
+  int blocks = 0;
+
+  int64_t bytes() const {
+    return int64_t{num_seqs} * blocks * Layout().block_bytes();
+  }
+};
 
 // A pool over all nodes with as many sequences at home on each, or, with
 // sharded heads, as many in all. What they hold does not matter to how long it
 // takes to read.
 class Pool {
  public:
-  static Result<Pool> Create(Runtime* runtime, int per_node,
+  static Result<Pool> Create(Runtime* runtime, const NodeShare& share,
                              bool shard_heads = false) {
     Pool made;
+    made.share_ = share;
     KvPoolOptions options;
     options.layout = Layout();
     options.shard_heads = shard_heads;
-    options.num_blocks = int64_t{kBlocks} * per_node * runtime->num_nodes();
+    options.num_blocks =
+        int64_t{share.blocks} * share.num_seqs * runtime->num_nodes();
     VARLANE_TOOLS_ASSIGN(made.pool_, KvPool::Create(options, runtime));
     made.tables_.resize(static_cast<size_t>(runtime->num_nodes()));
     for (int node = 0; node < runtime->num_nodes(); ++node) {
-      for (int i = 0; i < per_node; ++i) {
+      for (int i = 0; i < share.num_seqs; ++i) {
         const SeqId seq = made.pool_->CreateSequence({.home_node = node});
-        VARLANE_TOOLS_ASSIGN(const Admission grown,
-                             made.pool_->Append(seq, kContext));
+        VARLANE_TOOLS_ASSIGN(
+            const Admission grown,
+            made.pool_->Append(seq, share.blocks * kBlockTokens));
         if (!grown.admitted()) {
           return Fail(StatusCode::kInternal, "the pool has too few blocks");
         }
         std::vector<int32_t>& table =
-            made.tables_[static_cast<size_t>(node)].emplace_back(kBlocks);
+            made.tables_[static_cast<size_t>(node)].emplace_back(share.blocks);
         VARLANE_TOOLS_TRY(made.pool_->CopyBlockTable(seq, table).status());
       }
     }
@@ -65,13 +75,13 @@ class Pool {
   }
 
   KvPool& pool() const { return *pool_; }
+  const NodeShare& share() const { return share_; }
   int num_nodes() const { return static_cast<int>(tables_.size()); }
 
   // Block tables of the sequences of `node`; of as many whose blocks are on all
   // nodes in turn where it is num_nodes(); of all of them where it is -1.
   std::vector<int32_t> Tables(int node) const {
     std::vector<int32_t> all;
-    const size_t per_node = tables_[0].size();
     for (size_t n = 0; n < tables_.size(); ++n) {
       if (node >= 0 && n != static_cast<size_t>(node)) continue;
       for (const std::vector<int32_t>& table : tables_[n]) {
@@ -79,8 +89,8 @@ class Pool {
       }
     }
     if (node < num_nodes()) return all;
-    for (size_t i = 0; i < per_node; ++i) {
-      for (size_t b = 0; b < size_t{kBlocks}; ++b) {
+    for (size_t i = 0; i < tables_[0].size(); ++i) {
+      for (size_t b = 0; b < tables_[0][i].size(); ++b) {
         all.push_back(tables_[b % tables_.size()][i][b]);
       }
     }
@@ -90,6 +100,7 @@ class Pool {
  private:
   Pool() = default;
 
+  NodeShare share_;
   std::unique_ptr<KvPool> pool_;
   std::vector<std::vector<std::vector<int32_t>>> tables_;  // [nodes][seqs]
 };
@@ -99,7 +110,7 @@ class Pool {
 class Decode {
  public:
   Decode(Attention* attention, KvView kv, std::vector<int32_t> tables,
-         int64_t blocks = kBlocks)
+         int64_t blocks)
       : attention_(attention),
         kv_(kv),
         tables_(std::move(tables)),
@@ -163,13 +174,13 @@ class NumaBench {
 
   Result<BenchNumaResult> Run() {
     VARLANE_TOOLS_ASSIGN(all_, MakeEngine(options_.runtime));
-    VARLANE_TOOLS_ASSIGN(const int per_node, SequencesOfANode());
-    VARLANE_TOOLS_ASSIGN(Pool pool, Pool::Create(all_.runtime.get(), per_node));
+    VARLANE_TOOLS_ASSIGN(const NodeShare share, ShareOfANode());
+    VARLANE_TOOLS_ASSIGN(Pool pool, Pool::Create(all_.runtime.get(), share));
     pool_.emplace(std::move(pool));
-    result_.machine = Machine(per_node);
+    result_.machine = Machine();
     AddPlacement(pool_->pool(), "local bytes");
     VARLANE_TOOLS_TRY(AddHomes());
-    VARLANE_TOOLS_TRY(AddShards(per_node));
+    VARLANE_TOOLS_TRY(AddShards());
     VARLANE_TOOLS_TRY(AddMatrix());
     VARLANE_TOOLS_TRY(AddScaling());
     return std::move(result_);
@@ -183,17 +194,21 @@ class NumaBench {
             .retries = !options_.quick};
   }
 
-  Result<int> SequencesOfANode() const {
+  Result<NodeShare> ShareOfANode() const {
     int64_t bytes = options_.node_bytes;
     if (bytes == 0) {
       VARLANE_TOOLS_ASSIGN(const MemoryLimits limits, MemoryLimits::Detect());
       bytes = std::min((options_.quick ? 64 : 256) * kMiB,
                        limits.available_bytes / 4 / num_nodes());
     }
-    return std::max<int>(1, static_cast<int>(bytes / SequenceBytes()));
+    // Where no whole sequence fits, one as long as does.
+    const int64_t blocks = std::max<int64_t>(1, bytes / Layout().block_bytes());
+    const int64_t most = kMostContext / kBlockTokens;
+    return NodeShare{static_cast<int>(std::max<int64_t>(1, blocks / most)),
+                     static_cast<int>(std::min(blocks, most))};
   }
 
-  Json Machine(int per_node) const {
+  Json Machine() const {
     const Topology& topology = all_.runtime->topology();
     Json nodes = Json::array();
     for (const NumaNode& node : topology.nodes) {
@@ -205,7 +220,7 @@ class NumaBench {
             {"distances", topology.distances},
             {"arenas", num_nodes()},
             {"workers", all_.runtime->num_workers()},
-            {"bytes_a_node", per_node * SequenceBytes()},
+            {"bytes_a_node", pool_->share().bytes()},
             {"warnings", topology.warnings}};
   }
 
@@ -250,8 +265,9 @@ class NumaBench {
       return {};
     }
     const KvView kv = pool_->pool().view();
-    Decode home(all_.attention.get(), kv, pool_->Tables(-1));
-    Decode any(all_.attention.get(), kv, pool_->Tables(-1));
+    const int blocks = pool_->share().blocks;
+    Decode home(all_.attention.get(), kv, pool_->Tables(-1), blocks);
+    Decode any(all_.attention.get(), kv, pool_->Tables(-1), blocks);
     VARLANE_TOOLS_TRY(home.Plan());
     VARLANE_TOOLS_TRY(any.Plan(false));
     const std::vector<Sampler> samplers = {{[&] { return home.Run(); }},
@@ -272,7 +288,7 @@ class NumaBench {
 
   // Heads sharded over the nodes, beside sequences at home: one long sequence,
   // whose K/V would all be on one node, and as many as the nodes have.
-  Status AddShards(int per_node) {
+  Status AddShards() {
     constexpr const char* kPages = "local bytes, heads sharded";
     constexpr const char* kOne = "one long sequence, heads sharded or at home";
     constexpr const char* kAll = "all sequences, heads sharded or at home";
@@ -288,17 +304,18 @@ class NumaBench {
       AddRow(kAll, "GB/s").reason = reason;
       return {};
     }
-    VARLANE_TOOLS_ASSIGN(const Pool shards,
-                         Pool::Create(all_.runtime.get(), per_node, true));
+    VARLANE_TOOLS_ASSIGN(const Pool shards, Pool::Create(all_.runtime.get(),
+                                                         pool_->share(), true));
     AddPlacement(shards.pool(), kPages);
-    const int64_t long_blocks = int64_t{kBlocks} * per_node;
-    const auto decode = [&](const Pool& pool, int node, int64_t blocks) {
+    const int64_t blocks = pool_->share().blocks;
+    const int64_t long_blocks = blocks * pool_->share().num_seqs;
+    const auto decode = [&](const Pool& pool, int node, int64_t of_each) {
       return Decode(all_.attention.get(), pool.pool().view(), pool.Tables(node),
-                    blocks);
+                    of_each);
     };
     Decode steps[] = {decode(shards, 0, long_blocks),
                       decode(*pool_, 0, long_blocks),
-                      decode(shards, -1, kBlocks), decode(*pool_, -1, kBlocks)};
+                      decode(shards, -1, blocks), decode(*pool_, -1, blocks)};
     std::vector<Sampler> samplers;
     for (Decode& step : steps) {
       VARLANE_TOOLS_TRY(step.Plan());
@@ -334,9 +351,9 @@ class NumaBench {
       for (int memory = 0; memory < columns; ++memory) {
         Decode* const step =
             steps
-                .emplace_back(std::make_unique<Decode>(engine.attention.get(),
-                                                       pool_->pool().view(),
-                                                       pool_->Tables(memory)))
+                .emplace_back(std::make_unique<Decode>(
+                    engine.attention.get(), pool_->pool().view(),
+                    pool_->Tables(memory), pool_->share().blocks))
                 .get();
         VARLANE_TOOLS_TRY(step->Plan());
         samplers.push_back({[step] { return step->Run(); }});
@@ -392,7 +409,7 @@ class NumaBench {
       Decode* const step = steps
                                .emplace_back(std::make_unique<Decode>(
                                    engine.attention.get(), pool_->pool().view(),
-                                   pool_->Tables(-1)))
+                                   pool_->Tables(-1), pool_->share().blocks))
                                .get();
       engines.push_back(std::move(engine));
       VARLANE_TOOLS_TRY(step->Plan());
