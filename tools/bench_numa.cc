@@ -105,15 +105,16 @@ class Pool {
   std::vector<std::vector<std::vector<int32_t>>> tables_;  // [nodes][seqs]
 };
 
-// A decode step over some of a pool's sequences, or over as many of their
-// blocks as one sequence each.
+// A decode step over the sequences that Pool::Tables names by `node`, or over
+// as many of their blocks as one sequence each.
 class Decode {
  public:
-  Decode(Attention* attention, KvView kv, std::vector<int32_t> tables,
-         int64_t blocks)
+  Decode(Attention* attention, const Pool& pool, int node)
+      : Decode(attention, pool, node, pool.share().blocks) {}
+  Decode(Attention* attention, const Pool& pool, int node, int64_t blocks)
       : attention_(attention),
-        kv_(kv),
-        tables_(std::move(tables)),
+        kv_(pool.pool().view()),
+        tables_(pool.Tables(node)),
         blocks_(blocks) {
     const size_t num_seqs = tables_.size() / static_cast<size_t>(blocks);
     seq_lens_.assign(num_seqs, static_cast<int32_t>(blocks * kBlockTokens));
@@ -264,10 +265,8 @@ class NumaBench {
       AddRow(kShare, "share").reason = kOneNode;
       return {};
     }
-    const KvView kv = pool_->pool().view();
-    const int blocks = pool_->share().blocks;
-    Decode home(all_.attention.get(), kv, pool_->Tables(-1), blocks);
-    Decode any(all_.attention.get(), kv, pool_->Tables(-1), blocks);
+    Decode home(all_.attention.get(), *pool_, -1);
+    Decode any(all_.attention.get(), *pool_, -1);
     VARLANE_TOOLS_TRY(home.Plan());
     VARLANE_TOOLS_TRY(any.Plan(false));
     const std::vector<Sampler> samplers = {{[&] { return home.Run(); }},
@@ -307,15 +306,13 @@ class NumaBench {
     VARLANE_TOOLS_ASSIGN(const Pool shards, Pool::Create(all_.runtime.get(),
                                                          pool_->share(), true));
     AddPlacement(shards.pool(), kPages);
-    const int64_t blocks = pool_->share().blocks;
-    const int64_t long_blocks = blocks * pool_->share().num_seqs;
-    const auto decode = [&](const Pool& pool, int node, int64_t of_each) {
-      return Decode(all_.attention.get(), pool.pool().view(), pool.Tables(node),
-                    of_each);
-    };
-    Decode steps[] = {decode(shards, 0, long_blocks),
-                      decode(*pool_, 0, long_blocks),
-                      decode(shards, -1, blocks), decode(*pool_, -1, blocks)};
+    const NodeShare& share = pool_->share();
+    const int64_t long_blocks = int64_t{share.num_seqs} * share.blocks;
+    Attention* const attention = all_.attention.get();
+    Decode steps[] = {{attention, shards, 0, long_blocks},
+                      {attention, *pool_, 0, long_blocks},
+                      {attention, shards, -1},
+                      {attention, *pool_, -1}};
     std::vector<Sampler> samplers;
     for (Decode& step : steps) {
       VARLANE_TOOLS_TRY(step.Plan());
@@ -349,12 +346,10 @@ class NumaBench {
     std::vector<Sampler> samplers;
     for (const Engine& engine : engines) {
       for (int memory = 0; memory < columns; ++memory) {
-        Decode* const step =
-            steps
-                .emplace_back(std::make_unique<Decode>(
-                    engine.attention.get(), pool_->pool().view(),
-                    pool_->Tables(memory), pool_->share().blocks))
-                .get();
+        Decode* const step = steps
+                                 .emplace_back(std::make_unique<Decode>(
+                                     engine.attention.get(), *pool_, memory))
+                                 .get();
         VARLANE_TOOLS_TRY(step->Plan());
         samplers.push_back({[step] { return step->Run(); }});
       }
@@ -408,8 +403,7 @@ class NumaBench {
       VARLANE_TOOLS_ASSIGN(Engine engine, MakeEngine(options));
       Decode* const step = steps
                                .emplace_back(std::make_unique<Decode>(
-                                   engine.attention.get(), pool_->pool().view(),
-                                   pool_->Tables(-1), pool_->share().blocks))
+                                   engine.attention.get(), *pool_, -1))
                                .get();
       engines.push_back(std::move(engine));
       VARLANE_TOOLS_TRY(step->Plan());

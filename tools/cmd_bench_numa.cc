@@ -44,17 +44,12 @@ Status RunBenchNuma(BenchNumaFlags flags) {
 }
 
 constexpr const char* kBenchNumaFooter =
-    "Decode steps of 2048 tokens of context, or as many as --memory holds, "
-    "over\n"
-    "a pool with as much K/V on every node: all workers, once following homes "
-    "and\n"
-    "once not; KV heads sharded over the nodes, beside sequences at home; the\n"
-    "workers of each node over the memory of each, and over blocks of all "
-    "nodes "
-    "in\n"
-    "turn; more and more workers. \"local bytes\" is what the kernel says of "
-    "the\n"
-    "pool's pages.\n"
+    "Decode steps of 2048 tokens of context, or as many as --memory holds,\n"
+    "over a pool with as much K/V on every node: all workers, once following\n"
+    "homes and once not; KV heads sharded over the nodes, beside sequences at\n"
+    "home; the workers of each node over the memory of each, and over blocks\n"
+    "of all nodes in turn; more and more workers. \"local bytes\" is what the\n"
+    "kernel says of the pool's pages.\n"
     "Examples:\n"
     "  varlane bench numa --quick\n"
     "  varlane bench numa --json numa.json --plot numa.svg";
