@@ -18,6 +18,7 @@
 #include "kernels/kernel_table.h"
 #include "tests/testing/attention_case.h"
 #include "tests/testing/engines.h"
+#include "tests/testing/random_values.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 

@@ -16,6 +16,7 @@
 #include "tests/testing/engines.h"
 #include "tests/testing/exact_means.h"
 #include "tests/testing/launch_modes.h"
+#include "tests/testing/random_values.h"
 #include "tests/testing/testing.h"
 
 namespace varlane::testing {

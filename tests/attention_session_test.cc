@@ -10,6 +10,7 @@
 #include "tests/testing/engines.h"
 #include "tests/testing/files.h"
 #include "tests/testing/pools.h"
+#include "tests/testing/random_values.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"

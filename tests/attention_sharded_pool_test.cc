@@ -17,6 +17,7 @@
 #include "tests/testing/attention_case.h"
 #include "tests/testing/engines.h"
 #include "tests/testing/pools.h"
+#include "tests/testing/random_values.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/graph.h"

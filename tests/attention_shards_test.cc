@@ -25,6 +25,7 @@
 #include "tests/testing/attention_case.h"
 #include "tests/testing/engines.h"
 #include "tests/testing/launch_modes.h"
+#include "tests/testing/random_values.h"
 #include "tests/testing/testing.h"
 #include "varlane/kv_ops.h"
 #include "varlane/limits.h"

@@ -19,6 +19,7 @@
 #include "tests/testing/launch_modes.h"
 #include "tests/testing/numa_machine.h"
 #include "tests/testing/pools.h"
+#include "tests/testing/random_values.h"
 #include "tests/testing/testing.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"

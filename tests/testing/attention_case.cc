@@ -12,6 +12,7 @@
 #include <span>
 
 #include "tests/testing/launch_modes.h"
+#include "tests/testing/random_values.h"
 #include "tests/testing/testing.h"
 #include "tests/testing/tolerance.h"
 #include "varlane/huge_page_allocator.h"
@@ -19,13 +20,6 @@
 
 namespace varlane::testing {
 namespace {
-
-uint64_t Mix(uint64_t x) {  // splitmix64
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 uint16_t PoisonBits16(Poison poison, DType dtype, size_t i) {
   const bool bf16 = dtype == DType::kBF16;
@@ -59,25 +53,6 @@ float PoisonF32(Poison poison, size_t i) {
 }
 
 }  // namespace
-
-double RandomValue(uint64_t seed, uint64_t a, uint64_t b, uint64_t c,
-                   uint64_t d) {
-  const uint64_t h =
-      Mix(Mix(Mix(Mix(Mix(seed) ^ a) ^ (b << 1)) ^ (c << 2)) ^ (d << 3));
-  // The sum of four uniforms on 8 bits: deviation 147.8.
-  const double sum = double(h & 0xff) + double((h >> 8) & 0xff) +
-                     double((h >> 16) & 0xff) + double((h >> 24) & 0xff);
-  const double fine = double(h >> 40) * 0x1p-24;  // bits for f32
-  return (sum + fine - 510.5) / 147.8;
-}
-
-std::vector<float> RandomRows(uint64_t seed, int64_t count, int width) {
-  std::vector<float> rows;
-  for (int64_t i = 0; i < count * width; ++i) {
-    rows.push_back(float(RandomValue(seed, uint64_t(i), 1, 2, 3)));
-  }
-  return rows;
-}
 
 double Rounded(double value, DType dtype) {
   const auto f = static_cast<float>(value);
@@ -126,6 +101,30 @@ void AttentionCase::AlignedFree::operator()(std::byte* p) const {
   std::free(p);
 }
 
+// All dims of a (sequence, position, head), as Fill has them one by one or, of
+// none, random.
+class AttentionCase::RowFill {
+ public:
+  RowFill(const Fill& fill, uint64_t seed, int position_offset)
+      : fill_(fill), seed_(seed), position_offset_(position_offset) {}
+  void operator()(int seq, int pos, int head, std::span<double> row) const {
+    if (fill_) {
+      for (int d = 0; d < int(row.size()); ++d) {
+        row[size_t(d)] = fill_(seq, pos, head, d);
+      }
+      return;
+    }
+    const RandomRow random(seed_, uint64_t(seq),
+                           uint64_t(pos + position_offset_), uint64_t(head));
+    for (size_t d = 0; d < row.size(); ++d) row[d] = random[d];
+  }
+
+ private:
+  const Fill& fill_;
+  uint64_t seed_;
+  int position_offset_;
+};
+
 AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
                              const Fill& v, Poison poison)
     : spec_(spec) {
@@ -139,36 +138,8 @@ AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
   const DType q_precision = spec.kv_dtype == DType::kBF16 && spec.round_q
                                 ? DType::kBF16
                                 : spec.q_dtype;
-  q_.resize(
-      static_cast<size_t>(spec.total_q() * spec.q_heads * spec.head_size) *
-      SizeOf(spec.q_dtype));
-  for (int s = 0; s < int(spec.seqs.size()); ++s) {
-    for (int i = 0; i < spec.seqs[size_t(s)].q_len; ++i) {
-      const int pos =
-          spec.seqs[size_t(s)].kv_len - spec.seqs[size_t(s)].q_len + i;
-      for (int h = 0; h < spec.q_heads; ++h) {
-        for (int d = 0; d < spec.head_size; ++d) {
-          const double value =
-              q ? q(s, pos, h, d)
-                : RandomValue(spec.seed * 3, uint64_t(s), uint64_t(pos + 7),
-                              uint64_t(h), uint64_t(d));
-          StoreElement(
-              q_.data(), spec.q_dtype,
-              ((FirstToken(s) + i) * spec.q_heads + h) * spec.head_size + d,
-              Rounded(value, q_precision));
-        }
-      }
-    }
-  }
-  const Fill random_k = [&](int s, int pos, int h, int d) {
-    return RandomValue(spec_.seed * 3 + 1, uint64_t(s), uint64_t(pos),
-                       uint64_t(h), uint64_t(d));
-  };
-  const Fill random_v = [&](int s, int pos, int h, int d) {
-    return RandomValue(spec_.seed * 3 + 2, uint64_t(s), uint64_t(pos),
-                       uint64_t(h), uint64_t(d));
-  };
-  FillCache(k ? k : random_k, v ? v : random_v, poison);
+  FillQueries({q, spec.seed * 3, 7}, q_precision);
+  FillCache({k, spec.seed * 3 + 1, 0}, {v, spec.seed * 3 + 2, 0}, poison);
 }
 
 void AttentionCase::LayOut() {
@@ -199,7 +170,28 @@ void AttentionCase::LayOut() {
   }
 }
 
-void AttentionCase::FillCache(const Fill& k, const Fill& v, Poison poison) {
+void AttentionCase::FillQueries(const RowFill& q, DType precision) {
+  std::vector<double> row(static_cast<size_t>(spec_.head_size));
+  const auto size = static_cast<int64_t>(row.size());
+  q_.resize(static_cast<size_t>(spec_.total_q() * spec_.q_heads * size) *
+            SizeOf(spec_.q_dtype));
+  int64_t at = 0;
+  for (int s = 0; s < int(spec_.seqs.size()); ++s) {
+    const SeqSpec& seq = spec_.seqs[size_t(s)];
+    for (int i = 0; i < seq.q_len; ++i) {
+      for (int h = 0; h < spec_.q_heads; ++h) {
+        q(s, seq.kv_len - seq.q_len + i, h, row);
+        for (const double value : row) {
+          StoreElement(q_.data(), spec_.q_dtype, at++,
+                       Rounded(value, precision));
+        }
+      }
+    }
+  }
+}
+
+void AttentionCase::FillCache(const RowFill& k, const RowFill& v,
+                              Poison poison) {
   const auto bytes = static_cast<size_t>(
       std::max<int64_t>(64, num_blocks_ * layout_.block_bytes()));
   cache_.reset(static_cast<std::byte*>(std::aligned_alloc(64, bytes)));
@@ -212,23 +204,32 @@ void AttentionCase::FillCache(const Fill& k, const Fill& v, Poison poison) {
       std::memcpy(cache_.get() + i * 2, &bits, 2);
     }
   }
-  const KvView kv = view();
-  for (size_t s = 0; s < spec_.seqs.size(); ++s) {
-    for (int pos = 0; pos < spec_.seqs[s].kv_len; ++pos) {
-      const int64_t block =
-          block_tables_[s * size_t(stride_) + size_t(pos / spec_.block_size)];
-      const int t = pos % spec_.block_size;
+  std::vector<double> key(static_cast<size_t>(spec_.head_size));
+  std::vector<double> value(static_cast<size_t>(spec_.v_size()));
+  for (int s = 0; s < int(spec_.seqs.size()); ++s) {
+    for (int pos = 0; pos < spec_.seqs[size_t(s)].kv_len; ++pos) {
       for (int h = 0; h < spec_.kv_heads; ++h) {
-        for (int d = 0; d < spec_.head_size; ++d) {
-          StoreElement(kv.k(block, 0, h), spec_.kv_dtype,
-                       layout_.k_offset(t, d), k(int(s), pos, h, d));
-        }
-        for (int d = 0; d < spec_.v_size(); ++d) {
-          StoreElement(kv.v(block, 0, h), spec_.kv_dtype,
-                       layout_.v_offset(t, d), v(int(s), pos, h, d));
-        }
+        k(s, pos, h, key);
+        v(s, pos, h, value);
+        StoreToken(s, pos, h, key, value);
       }
     }
+  }
+}
+
+void AttentionCase::StoreToken(int seq, int pos, int head,
+                               std::span<const double> key,
+                               std::span<const double> value) {
+  const KvView kv = view();
+  const int64_t block = BlockOf(seq, pos);
+  const int t = pos % spec_.block_size;
+  std::byte* const k = kv.k(block, 0, head);
+  for (int d = 0; d < int(key.size()); ++d) {
+    StoreElement(k, spec_.kv_dtype, layout_.k_offset(t, d), key[size_t(d)]);
+  }
+  std::byte* const v = kv.v(block, 0, head);
+  for (int d = 0; d < int(value.size()); ++d) {
+    StoreElement(v, spec_.kv_dtype, layout_.v_offset(t, d), value[size_t(d)]);
   }
 }
 
@@ -325,17 +326,32 @@ double AttentionCase::Q(int64_t token, int head, int dim) const {
 }
 
 double AttentionCase::K(int seq, int pos, int kv_head, int dim) const {
-  const int64_t block = block_tables_[size_t(seq) * size_t(stride_) +
-                                      size_t(pos / spec_.block_size)];
-  return LoadElement(view().k(block, 0, kv_head), spec_.kv_dtype,
+  return LoadElement(view().k(BlockOf(seq, pos), 0, kv_head), spec_.kv_dtype,
                      layout_.k_offset(pos % spec_.block_size, dim));
 }
 
 double AttentionCase::V(int seq, int pos, int kv_head, int dim) const {
-  const int64_t block = block_tables_[size_t(seq) * size_t(stride_) +
-                                      size_t(pos / spec_.block_size)];
-  return LoadElement(view().v(block, 0, kv_head), spec_.kv_dtype,
+  return LoadElement(view().v(BlockOf(seq, pos), 0, kv_head), spec_.kv_dtype,
                      layout_.v_offset(pos % spec_.block_size, dim));
+}
+
+void AttentionCase::LoadToken(int seq, int pos, int kv_head, double* key,
+                              double* value) const {
+  const KvView kv = view();
+  const int64_t block = BlockOf(seq, pos);
+  const int t = pos % spec_.block_size;
+  const std::byte* const k = kv.k(block, 0, kv_head);
+  for (int d = 0; d < spec_.head_size; ++d) {
+    key[d] = LoadElement(k, spec_.kv_dtype, layout_.k_offset(t, d));
+  }
+  const std::byte* const v = kv.v(block, 0, kv_head);
+  for (int d = 0; d < spec_.v_size(); ++d) {
+    value[d] = LoadElement(v, spec_.kv_dtype, layout_.v_offset(t, d));
+  }
+}
+
+int64_t AttentionCase::BlockOf(int seq, int pos) const {
+  return block_tables_[size_t(seq * stride_ + pos / spec_.block_size)];
 }
 
 SequenceMask AttentionCase::MaskOf(int seq) const {
@@ -399,17 +415,9 @@ int64_t AttentionCase::FirstToken(int seq) const {
 }
 
 void AttentionCase::Poke(int seq, int pos, int kv_head, double value) {
-  const int64_t block = block_tables_[size_t(seq) * size_t(stride_) +
-                                      size_t(pos / spec_.block_size)];
-  const int t = pos % spec_.block_size;
-  for (int d = 0; d < spec_.head_size; ++d) {
-    StoreElement(view().k(block, 0, kv_head), spec_.kv_dtype,
-                 layout_.k_offset(t, d), value);
-  }
-  for (int d = 0; d < spec_.v_size(); ++d) {
-    StoreElement(view().v(block, 0, kv_head), spec_.kv_dtype,
-                 layout_.v_offset(t, d), value);
-  }
+  StoreToken(seq, pos, kv_head,
+             std::vector<double>(size_t(spec_.head_size), value),
+             std::vector<double>(size_t(spec_.v_size()), value));
 }
 
 namespace {
@@ -431,12 +439,8 @@ Contiguous Gather(const AttentionCase& c, int seq, int kv_head) {
   kv.v.assign(keys * dv_size, std::numeric_limits<double>::quiet_NaN());
   const auto [low, high] = c.InView(seq);
   for (int pos = int(low); pos < int(high); ++pos) {
-    for (int d = 0; d < spec.head_size; ++d) {
-      kv.k[size_t(pos) * d_size + size_t(d)] = c.K(seq, pos, kv_head, d);
-    }
-    for (int d = 0; d < spec.v_size(); ++d) {
-      kv.v[size_t(pos) * dv_size + size_t(d)] = c.V(seq, pos, kv_head, d);
-    }
+    c.LoadToken(seq, pos, kv_head, &kv.k[size_t(pos) * d_size],
+                &kv.v[size_t(pos) * dv_size]);
   }
   return kv;
 }

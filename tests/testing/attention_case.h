@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,6 +85,9 @@ class AttentionCase {
   double Q(int64_t token, int head, int dim) const;
   double K(int seq, int pos, int kv_head, int dim) const;
   double V(int seq, int pos, int kv_head, int dim) const;
+  // All dims of one token: head_size elements of K, v_size() of V.
+  void LoadToken(int seq, int pos, int kv_head, double* key,
+                 double* value) const;
 
   // Keys that query token i of sequence s sees: [Begin, Limit), both >= 0.
   int64_t Begin(int seq, int i) const;
@@ -107,7 +111,7 @@ class AttentionCase {
   // Compares every row with the fp64 oracle; see tolerance.h for the bounds.
   void ExpectMatchesReference(const Output& output) const;
 
-  // Overwrites one cache element (any slot of the sequence's blocks).
+  // Overwrites one token of one head (any slot of the sequence's blocks).
   void Poke(int seq, int pos, int kv_head, double value);
 
   std::vector<int32_t>& block_tables() { return block_tables_; }
@@ -115,9 +119,15 @@ class AttentionCase {
   std::vector<int32_t>& cu_seqlens_q() { return cu_seqlens_q_; }
 
  private:
+  class RowFill;
+
   SequenceMask MaskOf(int seq) const;
   void LayOut();
-  void FillCache(const Fill& k, const Fill& v, Poison poison);
+  void FillQueries(const RowFill& q, DType precision);
+  void FillCache(const RowFill& k, const RowFill& v, Poison poison);
+  int64_t BlockOf(int seq, int pos) const;
+  void StoreToken(int seq, int pos, int head, std::span<const double> key,
+                  std::span<const double> value);
 
   CaseSpec spec_;
   KvLayout layout_;
@@ -136,11 +146,6 @@ class AttentionCase {
   };
   std::unique_ptr<std::byte, AlignedFree> cache_;
 };
-
-// Deterministic and about N(0, 1); exact in f16 and bf16 after rounding there.
-double RandomValue(uint64_t seed, uint64_t a, uint64_t b, uint64_t c,
-                   uint64_t d);
-std::vector<float> RandomRows(uint64_t seed, int64_t count, int width);
 
 // `value` rounded to `dtype` and back.
 double Rounded(double value, DType dtype);

@@ -7,13 +7,14 @@
 #include <limits>
 #include <vector>
 
+#include "tests/testing/random_values.h"
+
 namespace varlane::testing {
 
 int SmallInteger(int seq, int pos, int head, int dim) {
-  return int(RandomValue(5, uint64_t(seq), uint64_t(pos), uint64_t(head),
-                         uint64_t(dim)) *
-             1000) &
-         7;
+  uint64_t place = 0;
+  for (const int i : {seq, head, dim, pos}) place = place << 16 | uint64_t(i);
+  return static_cast<int>(SplitMix64(place) >> 61);
 }
 
 AttentionCase MeansCase(const CaseSpec& spec, Poison poison) {
@@ -21,38 +22,58 @@ AttentionCase MeansCase(const CaseSpec& spec, Poison poison) {
   return AttentionCase(spec, {}, zero, SmallInteger, poison);
 }
 
+namespace {
+
+// One dim of a sequence's rows of one head.
+struct Column {
+  int seq;
+  int head;
+  int dim;
+  std::vector<int> sums;  // of the values before each position
+};
+
+void ExpectExactMeansOf(const Column& column, const AttentionCase& c,
+                        const Output& output) {
+  const CaseSpec& spec = c.spec();
+  const auto& [seq, head, dim, sums] = column;
+  for (int i = 0; i < spec.seqs[size_t(seq)].q_len; ++i) {
+    const int64_t low = c.Begin(seq, i);
+    const int64_t high = c.Limit(seq, i);
+    const auto sum = static_cast<float>(sums[size_t(high)] - sums[size_t(low)]);
+    const auto n =
+        static_cast<float>(high - low + (spec.sinks.empty() ? 0 : 1));
+    const float want = n == 0 ? 0.0f : sum / n;
+    const auto row =
+        static_cast<size_t>((c.FirstToken(seq) + i) * spec.q_heads + head);
+    ASSERT_EQ(std::bit_cast<uint32_t>(
+                  output.out[row * size_t(spec.v_size()) + size_t(dim)]),
+              std::bit_cast<uint32_t>(want))
+        << "seq " << seq << " token " << i << " head " << head << " dim " << dim
+        << " keys [" << low << ", " << high << ")";
+    if (dim > 0) continue;
+    if (n > 0) {
+      ASSERT_NEAR(output.lse[row], std::log(double(n)), 1e-6 * 12);
+    } else {
+      ASSERT_EQ(output.lse[row], -std::numeric_limits<float>::infinity());
+    }
+  }
+}
+
+}  // namespace
+
 void ExpectExactMeans(const AttentionCase& c, const Output& output) {
   const CaseSpec& spec = c.spec();
-  const int sink = spec.sinks.empty() ? 0 : 1;
   for (int s = 0; s < int(spec.seqs.size()); ++s) {
-    const SeqSpec& seq = spec.seqs[size_t(s)];
-    for (int h = 0; h < spec.q_heads; ++h) {
+    for (int kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
       for (int d = 0; d < spec.v_size(); ++d) {
-        std::vector<int> sums = {0};  // of the values before each position
-        for (int pos = 0; pos < seq.kv_len; ++pos) {
-          sums.push_back(sums.back() +
-                         SmallInteger(s, pos, h / spec.group(), d));
+        Column column = {s, 0, d, {0}};
+        for (int pos = 0; pos < spec.seqs[size_t(s)].kv_len; ++pos) {
+          column.sums.push_back(column.sums.back() +
+                                SmallInteger(s, pos, kv_head, d));
         }
-        for (int i = 0; i < seq.q_len; ++i) {
-          const int64_t low = c.Begin(s, i);
-          const int64_t high = c.Limit(s, i);
-          const auto sum =
-              static_cast<float>(sums[size_t(high)] - sums[size_t(low)]);
-          const auto n = static_cast<float>(high - low + sink);
-          const float want = n == 0 ? 0.0f : sum / n;
-          const auto row =
-              static_cast<size_t>((c.FirstToken(s) + i) * spec.q_heads + h);
-          ASSERT_EQ(std::bit_cast<uint32_t>(
-                        output.out[row * size_t(spec.v_size()) + size_t(d)]),
-                    std::bit_cast<uint32_t>(want))
-              << "seq " << s << " token " << i << " head " << h << " dim " << d
-              << " keys [" << low << ", " << high << ")";
-          if (d > 0) continue;
-          if (n > 0) {
-            ASSERT_NEAR(output.lse[row], std::log(double(n)), 1e-6 * 12);
-          } else {
-            ASSERT_EQ(output.lse[row], -std::numeric_limits<float>::infinity());
-          }
+        for (int i = 0; i < spec.group(); ++i) {
+          column.head = kv_head * spec.group() + i;
+          ASSERT_NO_FATAL_FAILURE(ExpectExactMeansOf(column, c, output));
         }
       }
     }
