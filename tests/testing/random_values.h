@@ -48,9 +48,11 @@ inline double RandomValue(uint64_t seed, uint64_t a, uint64_t b, uint64_t c,
 
 // [count, width]
 inline std::vector<float> RandomRows(uint64_t seed, int64_t count, int width) {
-  std::vector<float> rows(static_cast<size_t>(count * width));
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i] = static_cast<float>(RandomValue(seed, i, 1, 2, 3));
+  std::vector<float> rows;
+  rows.reserve(static_cast<size_t>(count * width));
+  for (int64_t i = 0; i < count; ++i) {
+    const RandomRow row(seed, uint64_t(i), 1, 2);
+    for (int d = 0; d < width; ++d) rows.push_back(float(row[uint64_t(d)]));
   }
   return rows;
 }
