@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,13 +74,11 @@ Table Measure(DType kv_dtype, int context) {
   const AttentionCase c(spec);
   const Output output = c.Run(*EnginesOfAllTargets().front().attention);
   const auto d_size = size_t(spec.head_size);
-  std::vector<double> k;
-  std::vector<double> v;
+  std::vector<double> k(size_t(context) * d_size);
+  std::vector<double> v(k.size());
   for (int pos = 0; pos < context; ++pos) {
-    for (int d = 0; d < spec.head_size; ++d) {
-      k.push_back(c.K(0, pos, 0, d));
-      v.push_back(c.V(0, pos, 0, d));
-    }
+    c.LoadToken(0, pos, 0, std::span(k).subspan(size_t(pos) * d_size, d_size),
+                std::span(v).subspan(size_t(pos) * d_size, d_size));
   }
   const std::vector<float> k32(k.begin(), k.end());
   const std::vector<float> v32(v.begin(), v.end());

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -148,15 +149,18 @@ TEST_P(GatherTest, EveryElementOfTheRangeAndNothingElse) {
         std::vector<std::byte> want_v = v;
         for (int i = begin; i < end; ++i) {
           for (int h = 0; h < 3; ++h) {
+            std::array<double, 40> key;
+            std::array<double, 72> value;
+            c.LoadToken(1, i, h, key, value);
             for (int d = 0; d < 40; ++d) {
               StoreElement(want_k.data(), to,
                            (i - begin) * k_token + h * k_head + d,
-                           c.K(1, i, h, d));
+                           key[size_t(d)]);
             }
             for (int d = 0; d < 72; ++d) {
               StoreElement(want_v.data(), to,
                            (i - begin) * v_token + h * v_head + d,
-                           c.V(1, i, h, d));
+                           value[size_t(d)]);
             }
           }
         }

@@ -105,8 +105,7 @@ void AttentionCase::AlignedFree::operator()(std::byte* p) const {
 // none, random.
 class AttentionCase::RowFill {
  public:
-  RowFill(const Fill& fill, uint64_t seed, int position_offset)
-      : fill_(fill), seed_(seed), position_offset_(position_offset) {}
+  RowFill(const Fill& fill, uint64_t seed) : fill_(fill), seed_(seed) {}
   void operator()(int seq, int pos, int head, std::span<double> row) const {
     if (fill_) {
       for (int d = 0; d < int(row.size()); ++d) {
@@ -114,15 +113,13 @@ class AttentionCase::RowFill {
       }
       return;
     }
-    const RandomRow random(seed_, uint64_t(seq),
-                           uint64_t(pos + position_offset_), uint64_t(head));
+    const RandomRow random(seed_, uint64_t(seq), uint64_t(pos), uint64_t(head));
     for (size_t d = 0; d < row.size(); ++d) row[d] = random[d];
   }
 
  private:
   const Fill& fill_;
   uint64_t seed_;
-  int position_offset_;
 };
 
 AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
@@ -138,8 +135,8 @@ AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
   const DType q_precision = spec.kv_dtype == DType::kBF16 && spec.round_q
                                 ? DType::kBF16
                                 : spec.q_dtype;
-  FillQueries({q, spec.seed * 3, 7}, q_precision);
-  FillCache({k, spec.seed * 3 + 1, 0}, {v, spec.seed * 3 + 2, 0}, poison);
+  FillQueries({q, spec.seed * 3}, q_precision);
+  FillCache({k, spec.seed * 3 + 1}, {v, spec.seed * 3 + 2}, poison);
 }
 
 void AttentionCase::LayOut() {
@@ -325,28 +322,18 @@ double AttentionCase::Q(int64_t token, int head, int dim) const {
                      (token * spec_.q_heads + head) * spec_.head_size + dim);
 }
 
-double AttentionCase::K(int seq, int pos, int kv_head, int dim) const {
-  return LoadElement(view().k(BlockOf(seq, pos), 0, kv_head), spec_.kv_dtype,
-                     layout_.k_offset(pos % spec_.block_size, dim));
-}
-
-double AttentionCase::V(int seq, int pos, int kv_head, int dim) const {
-  return LoadElement(view().v(BlockOf(seq, pos), 0, kv_head), spec_.kv_dtype,
-                     layout_.v_offset(pos % spec_.block_size, dim));
-}
-
-void AttentionCase::LoadToken(int seq, int pos, int kv_head, double* key,
-                              double* value) const {
+void AttentionCase::LoadToken(int seq, int pos, int head, std::span<double> key,
+                              std::span<double> value) const {
   const KvView kv = view();
   const int64_t block = BlockOf(seq, pos);
   const int t = pos % spec_.block_size;
-  const std::byte* const k = kv.k(block, 0, kv_head);
-  for (int d = 0; d < spec_.head_size; ++d) {
-    key[d] = LoadElement(k, spec_.kv_dtype, layout_.k_offset(t, d));
+  const std::byte* const k = kv.k(block, 0, head);
+  for (int d = 0; d < int(key.size()); ++d) {
+    key[size_t(d)] = LoadElement(k, spec_.kv_dtype, layout_.k_offset(t, d));
   }
-  const std::byte* const v = kv.v(block, 0, kv_head);
-  for (int d = 0; d < spec_.v_size(); ++d) {
-    value[d] = LoadElement(v, spec_.kv_dtype, layout_.v_offset(t, d));
+  const std::byte* const v = kv.v(block, 0, head);
+  for (int d = 0; d < int(value.size()); ++d) {
+    value[size_t(d)] = LoadElement(v, spec_.kv_dtype, layout_.v_offset(t, d));
   }
 }
 
@@ -439,8 +426,9 @@ Contiguous Gather(const AttentionCase& c, int seq, int kv_head) {
   kv.v.assign(keys * dv_size, std::numeric_limits<double>::quiet_NaN());
   const auto [low, high] = c.InView(seq);
   for (int pos = int(low); pos < int(high); ++pos) {
-    c.LoadToken(seq, pos, kv_head, &kv.k[size_t(pos) * d_size],
-                &kv.v[size_t(pos) * dv_size]);
+    c.LoadToken(seq, pos, kv_head,
+                std::span(kv.k).subspan(size_t(pos) * d_size, d_size),
+                std::span(kv.v).subspan(size_t(pos) * dv_size, dv_size));
   }
   return kv;
 }

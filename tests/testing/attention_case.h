@@ -81,13 +81,11 @@ class AttentionCase {
   // Plans and runs; fails the test on an error.
   Output Run(const Attention& attention, const PlanOptions& options = {}) const;
 
-  // The element as stored, i.e. rounded.
+  // Elements as stored, i.e. rounded: one of q, or the first dims of K and V of
+  // one token and KV head, as many as there is room for.
   double Q(int64_t token, int head, int dim) const;
-  double K(int seq, int pos, int kv_head, int dim) const;
-  double V(int seq, int pos, int kv_head, int dim) const;
-  // All dims of one token: head_size elements of K, v_size() of V.
-  void LoadToken(int seq, int pos, int kv_head, double* key,
-                 double* value) const;
+  void LoadToken(int seq, int pos, int head, std::span<double> key,
+                 std::span<double> value) const;
 
   // Keys that query token i of sequence s sees: [Begin, Limit), both >= 0.
   int64_t Begin(int seq, int i) const;

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "tests/testing/random_values.h"
@@ -14,7 +15,7 @@ namespace varlane::testing {
 int SmallInteger(int seq, int pos, int head, int dim) {
   uint64_t place = 0;
   for (const int i : {seq, head, dim, pos}) place = place << 16 | uint64_t(i);
-  return static_cast<int>(SplitMix64(place) >> 61);
+  return static_cast<int>(RandomBits(place) >> 61);
 }
 
 AttentionCase MeansCase(const CaseSpec& spec, Poison poison) {
@@ -29,13 +30,13 @@ struct Column {
   int seq;
   int head;
   int dim;
-  std::vector<int> sums;  // of the values before each position
+  std::span<const int> sums;  // of the values before each position
 };
 
 void ExpectExactMeansOf(const Column& column, const AttentionCase& c,
                         const Output& output) {
   const CaseSpec& spec = c.spec();
-  const auto& [seq, head, dim, sums] = column;
+  const auto [seq, head, dim, sums] = column;
   for (int i = 0; i < spec.seqs[size_t(seq)].q_len; ++i) {
     const int64_t low = c.Begin(seq, i);
     const int64_t high = c.Limit(seq, i);
@@ -66,14 +67,14 @@ void ExpectExactMeans(const AttentionCase& c, const Output& output) {
   for (int s = 0; s < int(spec.seqs.size()); ++s) {
     for (int kv_head = 0; kv_head < spec.kv_heads; ++kv_head) {
       for (int d = 0; d < spec.v_size(); ++d) {
-        Column column = {s, 0, d, {0}};
+        std::vector<int> sums = {0};
         for (int pos = 0; pos < spec.seqs[size_t(s)].kv_len; ++pos) {
-          column.sums.push_back(column.sums.back() +
-                                SmallInteger(s, pos, kv_head, d));
+          sums.push_back(sums.back() + SmallInteger(s, pos, kv_head, d));
         }
         for (int i = 0; i < spec.group(); ++i) {
-          column.head = kv_head * spec.group() + i;
-          ASSERT_NO_FATAL_FAILURE(ExpectExactMeansOf(column, c, output));
+          const int head = kv_head * spec.group() + i;
+          ASSERT_NO_FATAL_FAILURE(
+              ExpectExactMeansOf({s, head, d, sums}, c, output));
         }
       }
     }

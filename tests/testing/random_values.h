@@ -8,26 +8,23 @@
 #include <cstdint>
 #include <vector>
 
+#include "tools/random.h"
+
 namespace varlane::testing {
 
-// Source: splitmix64, Steele, Lea and Flood, "Fast splittable pseudorandom
-// number generators", OOPSLA 2014.
-inline uint64_t SplitMix64(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
+inline uint64_t RandomBits(uint64_t seed) {
+  return tools::SplitMix64(seed).Next();
 }
 
 // RandomValue(seed, a, b, c, d) of many d: most of it is worked out once.
 class RandomRow {
  public:
   RandomRow(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
-    hash_ = SplitMix64(SplitMix64(seed) ^ a);
-    hash_ = SplitMix64(SplitMix64(hash_ ^ (b << 1)) ^ (c << 2));
+    hash_ = RandomBits(RandomBits(seed) ^ a);
+    hash_ = RandomBits(RandomBits(hash_ ^ (b << 1)) ^ (c << 2));
   }
   double operator[](uint64_t d) const {
-    const uint64_t h = SplitMix64(hash_ ^ (d << 3));
+    const uint64_t h = RandomBits(hash_ ^ (d << 3));
     // The sum of four uniforms on 8 bits: deviation 147.8.
     const auto sum =
         static_cast<double>((h & 0xff) + ((h >> 8) & 0xff) +
