@@ -153,10 +153,11 @@ HWY_NOINLINE void FetchTileOfBlocks(RunContext<Ops>& run, TileHalf next,
   FetchKeys(run, pages, from, from + kGroups, whole, side_by_side, fetch);
 }
 
-// So `fetch` brings `next` while what is read before it is computed.
+// So `fetch` brings `next` while what is read before it is computed. Called,
+// twice a tile: it is as long as all that stands around its calls.
 template <class Ops>
-HWY_INLINE void AimTile(RunContext<Ops>& run, TileHalf next, Pieces pieces,
-                        Prefetch& fetch) {
+HWY_NOINLINE void AimTile(RunContext<Ops>& run, TileHalf next, Pieces pieces,
+                          Prefetch& fetch) {
   fetch.Idle(run.pages->k[0]);
   if (next.pages == nullptr) return;
   const int from = next.begin();

@@ -240,8 +240,8 @@ HWY_INLINE void AimNearValues(RunContext<Ops>& run, const Heads& heads,
 
 // The values of the last tile of head `i`.
 template <class Ops, int R>
-HWY_INLINE void AddLastNear(RunContext<Ops>& run, const Heads& heads, int i,
-                            const Group& group, Waiting<Ops>& waiting) {
+HWY_NOINLINE void AddLastNear(RunContext<Ops>& run, const Heads& heads, int i,
+                              const Group& group, Waiting<Ops>& waiting) {
   AimNearValues(run, heads, {i, run.tiles - 1});
   GroupPass<Ops, R, kFetchNear>(run, heads.pages[i], group, waiting)
       .AddLast(i % 2 != 0);

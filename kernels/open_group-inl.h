@@ -44,24 +44,30 @@ HWY_INLINE void PackGroup(RunContext<Ops>& run, const RowGroups& groups,
 }
 
 // The same of a group that passes all of a run before another does, and where
-// it will write, by and by.
+// it will write, by and by. Called: it is long, and has no row count as a
+// constant.
+template <class Ops>
+HWY_NOINLINE void OpenFirst(RunContext<Ops>& run, const RowGroups& groups,
+                            const Chunk& chunk, Opening opening, int head,
+                            const Group& group) {
+  if (opening == kFirst) PackGroup(run, groups, chunk, head, group);
+  FetchOut(run, group.row, group.row + group.rows);
+  run.row_fetches.Spread(run.tiles);
+}
 template <class Ops>
 HWY_INLINE void OpenGroup(RunContext<Ops>& run, const RowGroups& groups,
                           const Chunk& chunk, Opening opening, int head,
                           const Group& group) {
   if (opening == kNotFirst) return;
-  if (opening == kFirst) PackGroup(run, groups, chunk, head, group);
-  FetchOut(run, group.row, group.row + group.rows);
-  run.row_fetches.Spread(run.tiles);
+  OpenFirst(run, groups, chunk, opening, head, group);
 }
 
 // Of one that takes turns with others at each of the run's tiles, a part of it
 // at each.
 template <class Ops>
-HWY_INLINE void OpenTile(RunContext<Ops>& run, const RowGroups& groups,
-                         const Chunk& chunk, Opening opening, int head,
-                         const Group& group, int tile) {
-  if (opening == kNotFirst) return;
+HWY_NOINLINE void OpenFirstTile(RunContext<Ops>& run, const RowGroups& groups,
+                                const Chunk& chunk, Opening opening, int head,
+                                const Group& group, int tile) {
   if (tile == 0) {
     if (opening == kFirst) PackGroup(run, groups, chunk, head, group);
     ZeroFloats(run.ws->acc + group.local * run.ws->acc_floats,
@@ -71,6 +77,13 @@ HWY_INLINE void OpenTile(RunContext<Ops>& run, const RowGroups& groups,
            group.row + group.rows * (tile + 1) / run.tiles);
   run.row_fetches.Spread(1);
   run.row_fetches.Finish();
+}
+template <class Ops>
+HWY_INLINE void OpenTile(RunContext<Ops>& run, const RowGroups& groups,
+                         const Chunk& chunk, Opening opening, int head,
+                         const Group& group, int tile) {
+  if (opening == kNotFirst) return;
+  OpenFirstTile(run, groups, chunk, opening, head, group, tile);
 }
 
 }  // namespace VARLANE_NS

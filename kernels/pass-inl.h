@@ -46,6 +46,8 @@
 // After workspace-inl.h:
 #include "kernels/scored_rows-inl.h"
 // After scored_rows-inl.h:
+#include "kernels/rare_pass-inl.h"
+// After rare_pass-inl.h:
 #include "kernels/group_pass-inl.h"
 // After group_pass-inl.h:
 #include "kernels/group_rows-inl.h"
