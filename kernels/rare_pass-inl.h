@@ -129,8 +129,8 @@ class RarePass {
                       scores_);
   }
 
-  // The same of a tile whose scores are computed: false where a row has seen no
-  // score above -inf yet.
+  // Moves maxima where scores that are computed demand it; false where a row
+  // has seen none above -inf yet.
   HWY_NOINLINE bool MoveMaxima(int tile) {
     return RowsOf(tile).MoveMaxima(AddsBefore(tile));
   }
