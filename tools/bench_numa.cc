@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tools/bench_session.h"
+#include "tools/parse.h"
 #include "tools/status_util.h"
 #include "varlane/attention.h"
 #include "varlane/kv_pool.h"
@@ -16,10 +17,10 @@
 namespace varlane::tools {
 namespace {
 
+using bench::kBlockTokens;
+
 constexpr int kQueryHeads = 16;
 constexpr int kMostContext = 2048;
-constexpr int kBlockTokens = 16;
-constexpr int64_t kMiB = int64_t{1} << 20;
 
 KvLayout Layout() {
   KvLayout layout;
@@ -107,11 +108,11 @@ class Pool {
 
 // A decode step over the sequences that Pool::Tables names by `node`, or over
 // as many of their blocks as one sequence each.
-class Decode {
+class DecodeStep {
  public:
-  Decode(Attention* attention, const Pool& pool, int node)
-      : Decode(attention, pool, node, pool.share().blocks) {}
-  Decode(Attention* attention, const Pool& pool, int node, int64_t blocks)
+  DecodeStep(Attention* attention, const Pool& pool, int node)
+      : DecodeStep(attention, pool, node, pool.share().blocks) {}
+  DecodeStep(Attention* attention, const Pool& pool, int node, int64_t blocks)
       : attention_(attention),
         kv_(pool.pool().view()),
         tables_(pool.Tables(node)),
@@ -265,8 +266,8 @@ class NumaBench {
       AddRow(kShare, "share").reason = kOneNode;
       return {};
     }
-    Decode home(all_.attention.get(), *pool_, -1);
-    Decode any(all_.attention.get(), *pool_, -1);
+    DecodeStep home(all_.attention.get(), *pool_, -1);
+    DecodeStep any(all_.attention.get(), *pool_, -1);
     VARLANE_TOOLS_TRY(home.Plan());
     VARLANE_TOOLS_TRY(any.Plan(false));
     const std::vector<Sampler> samplers = {{[&] { return home.Run(); }},
@@ -309,12 +310,12 @@ class NumaBench {
     const NodeShare& share = pool_->share();
     const int64_t long_blocks = int64_t{share.num_seqs} * share.blocks;
     Attention* const attention = all_.attention.get();
-    Decode steps[] = {{attention, shards, 0, long_blocks},
-                      {attention, *pool_, 0, long_blocks},
-                      {attention, shards, -1},
-                      {attention, *pool_, -1}};
+    DecodeStep steps[] = {{attention, shards, 0, long_blocks},
+                          {attention, *pool_, 0, long_blocks},
+                          {attention, shards, -1},
+                          {attention, *pool_, -1}};
     std::vector<Sampler> samplers;
-    for (Decode& step : steps) {
+    for (DecodeStep& step : steps) {
       VARLANE_TOOLS_TRY(step.Plan());
       samplers.push_back({[&step] { return step.Run(); }});
     }
@@ -342,14 +343,15 @@ class NumaBench {
     VARLANE_TOOLS_ASSIGN(const std::vector<Engine> engines,
                          EnginesOfNodes(all_.runtime.get(), options_.runtime));
     const int columns = num_nodes() == 1 ? 1 : num_nodes() + 1;
-    std::vector<std::unique_ptr<Decode>> steps;
+    std::vector<std::unique_ptr<DecodeStep>> steps;
     std::vector<Sampler> samplers;
     for (const Engine& engine : engines) {
       for (int memory = 0; memory < columns; ++memory) {
-        Decode* const step = steps
-                                 .emplace_back(std::make_unique<Decode>(
-                                     engine.attention.get(), *pool_, memory))
-                                 .get();
+        DecodeStep* const step =
+            steps
+                .emplace_back(std::make_unique<DecodeStep>(
+                    engine.attention.get(), *pool_, memory))
+                .get();
         VARLANE_TOOLS_TRY(step->Plan());
         samplers.push_back({[step] { return step->Run(); }});
       }
@@ -395,16 +397,16 @@ class NumaBench {
     }
     result_.workers.push_back(most);
     std::vector<Engine> engines;
-    std::vector<std::unique_ptr<Decode>> steps;
+    std::vector<std::unique_ptr<DecodeStep>> steps;
     std::vector<Sampler> samplers;
     for (const int workers : result_.workers) {
       RuntimeOptions options = options_.runtime;
       options.num_threads = workers;
       VARLANE_TOOLS_ASSIGN(Engine engine, MakeEngine(options));
-      Decode* const step = steps
-                               .emplace_back(std::make_unique<Decode>(
-                                   engine.attention.get(), *pool_, -1))
-                               .get();
+      DecodeStep* const step = steps
+                                   .emplace_back(std::make_unique<DecodeStep>(
+                                       engine.attention.get(), *pool_, -1))
+                                   .get();
       engines.push_back(std::move(engine));
       VARLANE_TOOLS_TRY(step->Plan());
       samplers.push_back({[step] { return step->Run(); }});

@@ -25,10 +25,9 @@
 namespace varlane::tools {
 namespace {
 
-constexpr int64_t kGiB = int64_t{1} << 30;
-constexpr int64_t kMiB = int64_t{1} << 20;
+using bench::kBlockTokens;
+
 constexpr int64_t kPageBytes = 4096;
-constexpr int kBlockTokens = 16;
 
 // 64 KiB a block.
 constexpr KvLayout kLayout = {.dtype = DType::kBF16,

@@ -16,6 +16,9 @@
 
 namespace varlane::tools {
 
+inline constexpr int64_t kMiB = int64_t{1} << 20;
+inline constexpr int64_t kGiB = int64_t{1} << 30;
+
 // The whole text as a number, or nothing.
 template <typename T>
 std::optional<T> ParseNumber(std::string_view text) {
