@@ -63,16 +63,7 @@ TEST_P(BitsTest, ARequestAloneEqualsTheSameRequestInACrowd) {
   const AttentionCase crowd(spec);
   const Output together = crowd.Run(*engine.attention);
   for (int s = 0; s < int(spec.seqs.size()); ++s) {
-    CaseSpec alone = spec;
-    alone.seqs = {spec.seqs[size_t(s)]};
-    // The same inputs: values are keyed by the sequence's index in the crowd.
-    const auto fill = [&](uint64_t salt) {
-      return Fill([=](int, int pos, int h, int d) {
-        return RandomValue(spec.seed * 3 + salt, uint64_t(s), uint64_t(pos),
-                           uint64_t(h), uint64_t(d));
-      });
-    };
-    const AttentionCase c(alone, fill(0), fill(1), fill(2));
+    const AttentionCase c = AloneOf(spec, s);
     ExpectSameBits(c.Run(*engine.attention),
                    RowsOf(crowd, together, s, 0, spec.seqs[size_t(s)].q_len),
                    "sequence " + std::to_string(s));

@@ -508,6 +508,21 @@ void AttentionCase::ExpectMatchesReference(const Output& output) const {
   }
 }
 
+AttentionCase AloneOf(const CaseSpec& crowd, int seq) {
+  CaseSpec alone = crowd;
+  alone.seqs = {crowd.seqs[size_t(seq)]};
+  if (!crowd.masks.empty()) alone.masks = {crowd.masks[size_t(seq)]};
+  // Random values are keyed by the sequence's index in the crowd.
+  const auto fill = [&](uint64_t salt) {
+    return Fill(
+        [seed = crowd.seed * 3 + salt, seq](int, int pos, int h, int d) {
+          return RandomValue(seed, uint64_t(seq), uint64_t(pos), uint64_t(h),
+                             uint64_t(d));
+        });
+  };
+  return AttentionCase(alone, fill(0), fill(1), fill(2));
+}
+
 Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,
               int end) {
   const auto heads = size_t(c.spec().q_heads);

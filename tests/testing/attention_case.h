@@ -155,6 +155,9 @@ inline std::string DTypeParam(const ::testing::TestParamInfo<DType>& param) {
   return DTypeName(param.param);
 }
 
+// One sequence of a case of random inputs, with the inputs that it has there.
+AttentionCase AloneOf(const CaseSpec& crowd, int seq);
+
 // Rows [begin, end) of one sequence.
 Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,
               int end);
