@@ -63,7 +63,7 @@ TEST_P(BitsTest, ARequestAloneEqualsTheSameRequestInACrowd) {
   const AttentionCase crowd(spec);
   const Output together = crowd.Run(*engine.attention);
   for (int s = 0; s < int(spec.seqs.size()); ++s) {
-    const AttentionCase c = AloneOf(spec, s);
+    const AttentionCase c(AloneOf(spec, s));
     ExpectSameBits(c.Run(*engine.attention),
                    RowsOf(crowd, together, s, 0, spec.seqs[size_t(s)].q_len),
                    "sequence " + std::to_string(s));

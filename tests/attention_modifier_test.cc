@@ -281,7 +281,7 @@ TEST_P(ModifierTest, ARequestAloneEqualsTheSameRequestInACrowd) {
   const AttentionCase crowd(spec);
   const Output together = crowd.Run(*engine.attention);
   for (int s = 0; s < int(spec.seqs.size()); ++s) {
-    const AttentionCase c = AloneOf(spec, s);
+    const AttentionCase c(AloneOf(spec, s));
     ExpectSameBits(RowsOf(crowd, together, s, 0, spec.seqs[size_t(s)].q_len),
                    c.Run(*engine.attention), "sequence " + std::to_string(s));
     if (HasFailure()) return;

@@ -105,7 +105,8 @@ void AttentionCase::AlignedFree::operator()(std::byte* p) const {
 // none, random.
 class AttentionCase::RowFill {
  public:
-  RowFill(const Fill& fill, uint64_t seed) : fill_(fill), seed_(seed) {}
+  RowFill(const Fill& fill, uint64_t seed, int first_seq)
+      : fill_(fill), seed_(seed), first_seq_(first_seq) {}
   void operator()(int seq, int pos, int head, std::span<double> row) const {
     if (fill_) {
       for (int d = 0; d < int(row.size()); ++d) {
@@ -113,13 +114,15 @@ class AttentionCase::RowFill {
       }
       return;
     }
-    const RandomRow random(seed_, uint64_t(seq), uint64_t(pos), uint64_t(head));
+    const RandomRow random(seed_, uint64_t(first_seq_ + seq), uint64_t(pos),
+                           uint64_t(head));
     for (size_t d = 0; d < row.size(); ++d) row[d] = random[d];
   }
 
  private:
   const Fill& fill_;
   uint64_t seed_;
+  int first_seq_;
 };
 
 AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
@@ -135,8 +138,9 @@ AttentionCase::AttentionCase(const CaseSpec& spec, const Fill& q, const Fill& k,
   const DType q_precision = spec.kv_dtype == DType::kBF16 && spec.round_q
                                 ? DType::kBF16
                                 : spec.q_dtype;
-  FillQueries({q, spec.seed * 3}, q_precision);
-  FillCache({k, spec.seed * 3 + 1}, {v, spec.seed * 3 + 2}, poison);
+  FillQueries({q, spec.seed * 3, spec.first_seq}, q_precision);
+  FillCache({k, spec.seed * 3 + 1, spec.first_seq},
+            {v, spec.seed * 3 + 2, spec.first_seq}, poison);
 }
 
 void AttentionCase::LayOut() {
@@ -508,19 +512,12 @@ void AttentionCase::ExpectMatchesReference(const Output& output) const {
   }
 }
 
-AttentionCase AloneOf(const CaseSpec& crowd, int seq) {
+CaseSpec AloneOf(const CaseSpec& crowd, int seq) {
   CaseSpec alone = crowd;
   alone.seqs = {crowd.seqs[size_t(seq)]};
   if (!crowd.masks.empty()) alone.masks = {crowd.masks[size_t(seq)]};
-  // Random values are keyed by the sequence's index in the crowd.
-  const auto fill = [&](uint64_t salt) {
-    return Fill(
-        [seed = crowd.seed * 3 + salt, seq](int, int pos, int h, int d) {
-          return RandomValue(seed, uint64_t(seq), uint64_t(pos), uint64_t(h),
-                             uint64_t(d));
-        });
-  };
-  return AttentionCase(alone, fill(0), fill(1), fill(2));
+  alone.first_seq = crowd.first_seq + seq;
+  return alone;
 }
 
 Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,

@@ -44,7 +44,8 @@ struct CaseSpec {
   double softcap = 0;
   std::vector<float> alibi_slopes;  // [q_heads], or empty
   std::vector<float> sinks;         // [q_heads], or empty
-  uint64_t seed = 1;                // of the inputs
+  uint64_t seed = 1;                // of the inputs,
+  int first_seq = 0;                // of which the first sequence is this one
   uint64_t layout_seed = 1;         // of the block tables
   int extra_blocks = 3;             // unreferenced
 
@@ -155,8 +156,8 @@ inline std::string DTypeParam(const ::testing::TestParamInfo<DType>& param) {
   return DTypeName(param.param);
 }
 
-// One sequence of a case of random inputs, with the inputs that it has there.
-AttentionCase AloneOf(const CaseSpec& crowd, int seq);
+// One sequence of a case, with the random inputs that it has there.
+CaseSpec AloneOf(const CaseSpec& crowd, int seq);
 
 // Rows [begin, end) of one sequence.
 Output RowsOf(const AttentionCase& c, const Output& output, int seq, int begin,
